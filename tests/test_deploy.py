@@ -24,16 +24,16 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 TORCH = next(d for d in PROJECT["project"]["dependencies"] if d.startswith("torch"))
 
 
-def instructions(path: Path) -> list[tuple[str, str]]:
+def instructions() -> list[tuple[str, str]]:
     """The Dockerfile's instructions with their arguments, lines joined, comments left out."""
-    text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.M).replace("\\\n", " ")
+    text = re.sub(r"^\s*#.*\n", "", DOCKERFILE.read_text(), flags=re.M).replace("\\\n", " ")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return [(name, rest.strip()) for name, _, rest in (line.partition(" ") for line in lines)]
 
 
 def commands() -> list[list[str]]:
     """The words of each shell command of the Dockerfile."""
-    runs = [rest for name, rest in instructions(DOCKERFILE) if name == "RUN"]
+    runs = [rest for name, rest in instructions() if name == "RUN"]
     return [shlex.split(part) for run in runs for part in run.split("&&")]
 
 
@@ -46,7 +46,7 @@ def quire_commands() -> list[list[str]]:
                 words = shlex.split(line, comments=True)
                 if "serve" in words:
                     found.append(words[words.index("serve") :])
-    found.append([*json.loads(dict(instructions(DOCKERFILE))["CMD"])])
+    found.append([*json.loads(dict(instructions())["CMD"])])
     start = unit()["Service"]["ExecStart"].split()
     return [*found, start[start.index("serve") :]]
 
@@ -91,7 +91,7 @@ def test_the_image_takes_the_pytorch_that_is_tested() -> None:
 
 def test_stages_and_copied_files_exist() -> None:
     stages: list[str] = []
-    for name, rest in instructions(DOCKERFILE):
+    for name, rest in instructions():
         words = rest.split()
         if name == "FROM":
             assert words[0] in stages or words[0].startswith("python:${PYTHON}")
@@ -100,9 +100,7 @@ def test_stages_and_copied_files_exist() -> None:
             sources = [word.removeprefix("--from=") for word in words if word.startswith("--from=")]
             assert set(sources) <= set(stages)
     assert {"cpu", "cuda"} <= set(stages)
-    (version,) = [
-        rest.partition("=")[2] for name, rest in instructions(DOCKERFILE) if name == "ARG"
-    ]
+    (version,) = [rest.partition("=")[2] for name, rest in instructions() if name == "ARG"]
     least = PROJECT["project"]["requires-python"].removeprefix(">=")
     assert tuple(map(int, version.split("."))) >= tuple(map(int, least.split(".")))
 

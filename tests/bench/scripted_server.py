@@ -50,12 +50,12 @@ async def scripted_server(script: Script, seen: Seen | None = None) -> AsyncIter
         await server.wait_closed()
 
 
-def chat_events(text: str, *, cached: int = 2) -> list[bytes]:
+def chat_events(text: str) -> list[bytes]:
     """The events of a chat answer of one character per token, with a prompt of 10 tokens."""
     usage = {
         "prompt_tokens": 10,
         "completion_tokens": len(text),
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "prompt_tokens_details": {"cached_tokens": 2},
     }
     deltas: list[dict[str, str]] = [{"role": "assistant", "content": ""}]
     deltas += [{"content": char} for char in text]

@@ -23,8 +23,8 @@ def plans(*words: str, **settings: str) -> list[ModelSpec]:
     return model_plans(args, ServerSettings(**settings))  # type: ignore[arg-type]
 
 
-def read_models(path: str, common: dict[str, Any], load: str) -> list[ModelSpec]:
-    return ConfigFile(path).models(common, load)
+def read_models(path: Path, common: dict[str, Any]) -> list[ModelSpec]:
+    return ConfigFile(str(path)).models(common, "at_start")
 
 
 OPTIONS = [option for _, option in iter_options()] + list(options_of(ServerSettings))
@@ -156,7 +156,7 @@ models:
 def test_a_file(tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text(GOOD)
-    first, second = read_models(str(file), {"max_num_seqs": 8, "seed": 5}, "at_start")
+    first, second = read_models(file, {"max_num_seqs": 8, "seed": 5})
     assert (first.name, first.at_start) == ("chat", True)
     assert first.config.model.served_model_name == "chat"
     assert first.config.cache.kv_cache_memory_bytes == 2 << 20
@@ -218,7 +218,7 @@ def test_mistakes_are_reported_with_their_line(
     file.write_text(text)
     where = "" if line is None else f", line {line}"
     with pytest.raises(ConfigError, match=problem) as caught:
-        read_models(str(file), {}, "at_start")
+        read_models(file, {})
     assert str(caught.value).startswith(f"{file}{where}: ")
 
 
@@ -226,17 +226,17 @@ def test_an_option_of_the_command_line_is_named_as_such(tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text("models:\n  - model: a\n    num_blocks: 3\n")
     with pytest.raises(ConfigError, match=r"^max_num_seqs must be between 1 and") as caught:
-        read_models(str(file), {"max_num_seqs": 0}, "at_start")
+        read_models(file, {"max_num_seqs": 0})
     assert not isinstance(caught.value, FileError)
     file.write_text("models:\n  - model: a\n    num_blocks: 0\n")
     with pytest.raises(FileError, match=r"line 3: .*num_blocks must be between"):
-        read_models(str(file), {"num_blocks": 5}, "at_start")
+        read_models(file, {"num_blocks": 5})
 
 
 def test_what_loading_finds_has_its_line_too(tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text("models:\n  - name: x\n    model: quire-tiny\n    max_model_len: 100K\n")
-    (plan,) = read_models(str(file), {}, "at_start")
+    (plan,) = read_models(file, {})
     error = plan.explain(ConfigError("max_model_len is 102400, but the model knows 4096; lower it"))
     assert str(error).startswith(f"{file}, line 4: models[0]: max_model_len is 102400")
     assert str(plan.explain(ConfigError("weights are damaged"))).startswith(f"{file}, line 2: ")

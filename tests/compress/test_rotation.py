@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tiny_models import SAMPLES, SIZES, quantize, write_model
+from tiny_models import SAMPLES, SIZES, logits, quantize, write_model
 
-from quire.compress.layer_stream import LayerRunner
 from quire.compress.model_parts import ModelParts
 from quire.compress.recipe import Recipe
 from quire.compress.rotation import RotatedParts, parts_beside, rotation
@@ -18,14 +17,6 @@ from quire.compress.verify_model import compare_models
 from quire.errors import ConfigError
 
 CPU = torch.device("cpu")
-
-
-def logits(parts: ModelParts, ids: list[int]) -> torch.Tensor:
-    hidden, head = parts.embed([ids]), parts.head()
-    for index in range(len(parts.spec.layers)):
-        hidden = LayerRunner(parts, index, len(ids)).each(parts.layer(index), hidden)
-    assert head is not None
-    return head(parts.final_norm()(hidden[0]))
 
 
 @pytest.mark.parametrize("size", [16, 96, 24, 7])

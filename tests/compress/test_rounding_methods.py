@@ -35,9 +35,9 @@ GRIDS = [
 FP8_GRID = FloatGrid("bfloat16")
 
 
-def weight_and_inputs(n: int = 48, k: int = 192) -> tuple[torch.Tensor, InputStatistics]:
+def weight_and_inputs() -> tuple[torch.Tensor, InputStatistics]:
     """A weight, and statistics of inputs that depend on each other, with some large ones."""
-    drawn = torch.Generator().manual_seed(4)
+    drawn, n, k = torch.Generator().manual_seed(4), 48, 192
     x = torch.randn(512, 24, generator=drawn) @ torch.randn(24, k, generator=drawn)
     x = (x + torch.randn(512, k, generator=drawn)) * (torch.arange(k) % 17 == 0).float().add(0.1)
     stats = InputStatistics.empty(x)

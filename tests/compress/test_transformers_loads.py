@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tiny_models import SAMPLES, SIZES, quantize, write_model
+from tiny_models import SAMPLES, SIZES, logits, quantize, write_model
 
-from quire.compress.layer_stream import LayerRunner
 from quire.compress.model_parts import ModelParts
 from quire.compress.recipe import Recipe
 
@@ -68,7 +67,7 @@ def test_transformers_computes_the_same_logits(
         if scheme := getattr(module, "quantization_scheme", None):
             scheme.input_activations = None
     theirs = model(torch.tensor([ids])).logits[0].float()
-    own, base = (logits(tmp_path / name, ids) for name in ("out", "base"))
+    own, base = (logits(ModelParts(tmp_path / name, CPU), ids) for name in ("out", "base"))
     torch.testing.assert_close(own, theirs, atol=most, rtol=0.0)
     assert (own - theirs).abs().mean() < 0.3 * (base - theirs).abs().mean()
 
@@ -84,13 +83,3 @@ def load(folder: Path, dtype: torch.dtype, library: str, settings: dict[str, Any
     if library == COMPRESSED and not settings.get("symmetric", True):
         options["quantization_config"] = transformers.CompressedTensorsConfig(dequantize=True)
     return transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
-
-
-def logits(folder: Path, ids: list[int]) -> torch.Tensor:
-    """A folder's model by its parts: float32 [T, V]."""
-    parts = ModelParts(folder, CPU)
-    hidden, head = parts.embed([ids]), parts.head()
-    for index in range(len(parts.spec.layers)):
-        hidden = LayerRunner(parts, index, len(ids)).each(parts.layer(index), hidden)
-    assert head is not None
-    return head(parts.final_norm()(hidden[0]))

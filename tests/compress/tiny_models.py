@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 import transformers
 
+from quire.compress.layer_stream import LayerRunner
+from quire.compress.model_parts import ModelParts
 from quire.compress.quantize_model import Quantization
 from quire.compress.recipe import Recipe
 from quire.compress.text_samples import TextSamples
@@ -65,3 +67,12 @@ SAMPLES = TextSamples(text(0, 8), text(1, 4), "random")
 def quantize(base: Path, out: Path, recipe: Recipe, notify=lambda *_: None) -> None:
     """Run a recipe on the CPU."""
     Quantization(base, out, recipe, SAMPLES, torch.device("cpu")).run(notify)
+
+
+def logits(parts: ModelParts, ids: list[int]) -> torch.Tensor:
+    """A model by its parts: float32 [T, V]."""
+    hidden, head = parts.embed([ids]), parts.head()
+    for index in range(len(parts.spec.layers)):
+        hidden = LayerRunner(parts, index, len(ids)).each(parts.layer(index), hidden)
+    assert head is not None
+    return head(parts.final_norm()(hidden[0]))

@@ -147,11 +147,11 @@ class Chromium:
         self.send("Input.dispatchKeyEvent", type="keyDown", text=text, **fields)
         self.send("Input.dispatchKeyEvent", type="keyUp", **fields)
 
-    def resize(self, width: int, height: int, *, scale: float = 1.0, phone: bool = False) -> None:
+    def resize(self, width: int, height: int, *, phone: bool = False) -> None:
         """Set the size of the view, in CSS pixels."""
         self.send(
             "Emulation.setDeviceMetricsOverride",
-            width=width, height=height, deviceScaleFactor=scale, mobile=phone,
+            width=width, height=height, deviceScaleFactor=1.0, mobile=phone,
         )  # fmt: skip
 
     def prefer(self, **features: str) -> None:

@@ -88,10 +88,9 @@ def byte_tokenizer() -> Tokenizer:
     return TOKENIZERS["bytes"]()
 
 
-def compiler_for(tokenizer: Tokenizer, vocab_size: int | None = None) -> GrammarCompiler:
+def compiler_for(tokenizer: Tokenizer) -> GrammarCompiler:
     """A compiler for a model with ten more rows than the tokenizer has tokens."""
-    size = tokenizer.vocab_size + 10 if vocab_size is None else vocab_size
-    eos = tokenizer.eos_token_id
+    size, eos = tokenizer.vocab_size + 10, tokenizer.eos_token_id
     assert eos is not None
     return GrammarCompiler(lambda: Vocabulary(tokenizer, size, [eos]))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ptx import bf16_pair, run_ptx
-from test_triton_kernels import DEVICE, ON_GPU, moved
+from test_triton_kernels import DEVICE, ON_GPU, check_fused, moved
 from torch import Tensor
 from twins import error_of, normal
 
@@ -25,7 +25,7 @@ from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.formats.table import format_of
 from quire.kernels.formats.weight_format import WeightFormat
-from quire.kernels.operands import Fp8Rows, Fp8Weight, QuantSpec, ResidualState, RoundedRows
+from quire.kernels.operands import Fp8Rows, Fp8Weight, QuantSpec, RoundedRows
 from quire.kernels.triton.gemm.block_config import block_config, block_configs
 from quire.kernels.triton.gemm.byte_config import byte_config, byte_configs, byte_memory
 from quire.kernels.triton.gemm.byte_rows_config import (
@@ -41,8 +41,6 @@ from quire.kernels.triton.ops.linear_table import pack
 from quire.kernels.triton.ops.skinny_gemm import (
     interleave_gate_up,
     skinny_gemm,
-    skinny_gemm_norm,
-    skinny_gemm_silu,
 )
 from quire.kernels.triton.step.block_rounding import quantize_blocks, silu_and_mul_blocks
 from quire.kernels.triton.step.elementwise import quantize_rows, rms_norm_residual_rounded
@@ -371,16 +369,8 @@ def test_any_number_of_rows_on_a_hopper(spec: QuantSpec, rows: int, n: int, k: i
 @pytest.mark.parametrize("rows", [1, 3, 16, 64])
 def test_what_is_fused_on_a_hopper(spec: QuantSpec, rows: int) -> None:
     weight = on_gpu(spec, 1024, 1024)
-    numbers, words = format_of(spec).dequantize(weight).double(), packed(weight)
-    x, residual = (torch.randn(rows, 1024, device=DEVICE).bfloat16() for _ in range(2))
-    norm = torch.rand(1024, device=DEVICE).bfloat16()
-    state = skinny_gemm_norm(x, words, residual, norm, 1e-5)
-    assert error_of(state.residual, residual.double() + x.double() @ numbers.T) < 5e-3
-    rms = (state.residual.double().square().mean(1, keepdim=True) + 1e-5).rsqrt()
-    gate, up = (state.residual.double() * rms * norm.double() @ numbers.T).chunk(2, dim=1)
     gate_up = packed(weight.map_rows(interleave_gate_up))
-    assert isinstance(state, ResidualState)
-    assert error_of(skinny_gemm_silu(state, gate_up), F.silu(gate) * up) < 1e-2
+    check_fused(format_of(spec).dequantize(weight).double(), packed(weight), gate_up, rows)
 
 
 @pytest.mark.gpu

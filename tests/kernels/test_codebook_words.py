@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ptx import pair_of, run_ptx
-from test_triton_kernels import DEVICE, ON_GPU, moved
+from test_triton_kernels import DEVICE, ON_GPU, check_fused, moved
 from twins import error_of, normal
 
 from quire.kernels.cpu.native import set_num_threads
@@ -14,17 +14,13 @@ from quire.kernels.dispatch import kernels_for
 from quire.kernels.formats.codebook_format import CodebookFormat
 from quire.kernels.formats.mxfp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4
-from quire.kernels.formats.table import format_of
-from quire.kernels.operands import CodebookWeight, Int4Words, ResidualState
+from quire.kernels.operands import CodebookWeight, Int4Words
 from quire.kernels.reference_quantized import quantize_int4
 from quire.kernels.triton.ops.int4_linear import W4A16_ROWS, dequantize_whole
 from quire.kernels.triton.ops.int4_weight import byte_tables, dequantize_int4, pack_int4
 from quire.kernels.triton.ops.linear_table import pack, quantize
 from quire.kernels.triton.ops.skinny_gemm import (
     interleave_gate_up,
-    skinny_gemm,
-    skinny_gemm_norm,
-    skinny_gemm_silu,
 )
 from quire.kernels.triton.step.elementwise import quantize_rows
 
@@ -153,15 +149,5 @@ def test_every_config_of_many_rows_on_a_hopper(found: CodebookFormat, rows: int)
 @pytest.mark.parametrize("rows", [1, 3, 16, 64])
 def test_what_is_fused_on_a_hopper(found: CodebookFormat, rows: int) -> None:
     weight = found.round_rows(torch.randn(1024, 1024, device=DEVICE))
-    numbers, words = found.dequantize(weight).double(), packed(weight)
-    x, residual = (torch.randn(rows, 1024, device=DEVICE).bfloat16() for _ in range(2))
-    norm = torch.rand(1024, device=DEVICE).bfloat16()
-    state = skinny_gemm_norm(x, words, residual, norm, 1e-5)
-    assert error_of(state.residual, residual.double() + x.double() @ numbers.T) < 5e-3
-    rms = (state.residual.double().square().mean(1, keepdim=True) + 1e-5).rsqrt()
-    gate, up = (state.residual.double() * rms * norm.double() @ numbers.T).chunk(2, dim=1)
     gate_up = packed(weight.map_rows(interleave_gate_up))
-    assert isinstance(state, ResidualState)
-    assert error_of(skinny_gemm_silu(state, gate_up), F.silu(gate) * up) < 1e-2
-    assert error_of(skinny_gemm(x, words), x.double() @ numbers.T) < 5e-3
-    assert format_of(weight.spec) == found
+    check_fused(found.dequantize(weight).double(), packed(weight), gate_up, rows)

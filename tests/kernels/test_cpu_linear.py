@@ -138,9 +138,10 @@ def test_other_sizes_and_types_go_elsewhere(shape: tuple[int, int], dtype: torch
     )
 
 
+@pytest.mark.parametrize("rows", [0, 3])
 @pytest.mark.parametrize("shape", [(64, 7), (24, 8), (64, 8)])
-def test_linear_silu_of_interleaved_gate_and_up(shape: tuple[int, int]) -> None:
-    weight, residual = normal(*shape, dtype=torch.float32), torch.randn(3, shape[1])
+def test_linear_silu_of_interleaved_gate_and_up(shape: tuple[int, int], rows: int) -> None:
+    weight, residual = normal(*shape, dtype=torch.float32), torch.randn(rows, shape[1])
     stream = ResidualState(residual, None, torch.ones(shape[1]), 1e-5)
     gate, up = (normalized(residual, stream.weight) @ weight.double().T).chunk(2, dim=-1)
     ordered = quantized_linear.in_rows(linears.order_gate_up(weight, weight.dtype))

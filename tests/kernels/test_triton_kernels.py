@@ -15,7 +15,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from twins import CASES, WRITING, attention_case, device_case, normal, operation_of, rotary_case
+from twins import (
+    CASES,
+    WRITING,
+    attention_case,
+    device_case,
+    error_of,
+    normal,
+    operation_of,
+    rotary_case,
+)
 
 from quire.kernels import reference
 from quire.kernels.cpu.native import set_num_threads
@@ -193,6 +202,21 @@ def _compare_gemms(m: int, n: int, k: int, config: SkinnyConfig, dtype: torch.dt
     exact = reference.skinny_gemm(divided, after32, None, None, None, 0.0, True)
     close_to_exact(skinny_gemm_silu(normalized, after, config=config), exact)
     assert not workspace(DEVICE).counters.any()
+
+
+def check_fused(numbers: Tensor, words: Any, gate_up: Any, rows: int) -> None:
+    """GEMMs of few rows with a packed weight, by its numbers, float64 [N, N], on a GPU.
+
+    gate_up: the same with interleaved rows.
+    """
+    x, residual = (torch.randn(rows, len(numbers), device=DEVICE).bfloat16() for _ in range(2))
+    norm = torch.rand(len(numbers), device=DEVICE).bfloat16()
+    state = skinny_gemm_norm(x, words, residual, norm, 1e-5)
+    assert error_of(state.residual, residual.double() + x.double() @ numbers.T) < 5e-3
+    rms = (state.residual.double().square().mean(1, keepdim=True) + 1e-5).rsqrt()
+    gate, up = (state.residual.double() * rms * norm.double() @ numbers.T).chunk(2, dim=1)
+    assert error_of(skinny_gemm_silu(state, gate_up), F.silu(gate) * up) < 1e-2
+    assert error_of(skinny_gemm(x, words), x.double() @ numbers.T) < 5e-3
 
 
 FP8_CONFIGS = [

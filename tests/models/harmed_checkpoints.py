@@ -38,14 +38,10 @@ def spoil(leaf: str) -> Change:
     return change
 
 
-def only_one(leaf: str) -> Change:
+def only_one_scale(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
     """The scale of the first output for all."""
-
-    def change(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
-        name = f"model.layers.0.mlp.up_proj.{leaf}"
-        tensors[name] = tensors[name].flatten()[:1].clone()
-
-    return change
+    name = "model.layers.0.mlp.up_proj.weight_scale"
+    tensors[name] = tensors[name].flatten()[:1].clone()
 
 
 def configure(**changes: Any) -> Change:

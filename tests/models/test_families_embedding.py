@@ -6,7 +6,6 @@ tokens, and compares the vectors with one forward pass of transformers' model wi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import SchedulerOutput
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.startup.start_engine import start_engine
-from quire.errors import CheckpointError, InvalidRequestError
+from quire.errors import InvalidRequestError
 from quire.scheduler.step_plan import StepPlan
 
 TOLERANCE = 1e-4
@@ -187,10 +186,3 @@ def test_a_head_and_names_without_the_prefix(setup: Setup, tmp_path: Path) -> No
     (tmp_path / "config.json").write_text(config)
     core = start(tmp_path)
     setup.assert_as_transformers(setup.run(core))
-
-
-def test_layers_that_look_ahead_are_refused(setup: Setup, tmp_path: Path) -> None:
-    config = json.loads((setup.folder / "config.json").read_text()) | {"is_causal": False}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="is_causal is false"):
-        start(tmp_path, load_format="dummy")

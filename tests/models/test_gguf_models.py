@@ -178,7 +178,7 @@ def test_sizes_may_be_listed_for_each_layer(tmp_path: Path) -> None:
             if listed:
                 metadata[f"llama.{key}"] = [metadata[f"llama.{key}"]] * 2
         write_gguf(file, metadata, dict.fromkeys(names, matrix))
-        checkpoint = GgufCheckpoint.open_file(tmp_path, file)
+        checkpoint = GgufCheckpoint(tmp_path, file)
         tensors = {entry.name: t for entry, t in checkpoint.tensors(set(checkpoint.entries))}
         found.append((model_settings(read_gguf_header(file), [2]), tensors))
     assert found[0][0] == found[1][0]
@@ -218,6 +218,13 @@ def test_errors_in_a_models_config_name_the_file_it_was_made_of(tmp_path: Path) 
         ModelConfig.from_folder(hub.resolve_model(str(file)))
 
 
+def zeros_of_all_tensors(file: Path) -> dict[str, Any]:
+    """Tensors like those of the bundled model, which is written to the file."""
+    write_checkpoint(BUNDLED, file, "F16")
+    found = read_gguf_header(file).tensors.values()
+    return {each.name: ("F16", np.zeros(each.shape, np.float32)) for each in found}
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -227,24 +234,16 @@ def test_errors_in_a_models_config_name_the_file_it_was_made_of(tmp_path: Path) 
     ids=["unknown", "shape"],
 )
 def test_tensors_that_do_not_fit_are_named(name: str, text: str, tmp_path: Path) -> None:
-    write_checkpoint(BUNDLED, tmp_path / "whole.gguf", "F16")
     file, zeros = tmp_path / "a.gguf", np.zeros((256, 2), np.float32)
-    folder = hub.resolve_model(str(tmp_path / "whole.gguf"))
-    found = open_checkpoint(folder)._header.tensors  # type: ignore[attr-defined]
-    tensors = {each.name: ("F16", np.zeros(each.shape, np.float32)) for each in found.values()}
+    tensors = zeros_of_all_tensors(tmp_path / "whole.gguf")
     write_gguf(file, llama(), tensors | {name: ("F16", zeros)})
     with pytest.raises(CheckpointError, match=text):
         load_folder(hub.resolve_model(str(file)), prepared_weights="none")
 
 
 def test_a_missing_tensor_is_named_as_in_the_file(tmp_path: Path) -> None:
-    write_checkpoint(BUNDLED, tmp_path / "whole.gguf", "F16")
-    file, folder = tmp_path / "a.gguf", hub.resolve_model(str(tmp_path / "whole.gguf"))
-    header = open_checkpoint(folder)._header  # type: ignore[attr-defined]
+    file, tensors = tmp_path / "a.gguf", zeros_of_all_tensors(tmp_path / "whole.gguf")
     config = json.loads((BUNDLED / "config.json").read_text())
-    tensors = {
-        each.name: ("F16", np.zeros(each.shape, np.float32)) for each in header.tensors.values()
-    }
     del tensors["blk.1.ffn_up.weight"], tensors["output_norm.weight"]
     write_gguf(file, metadata_of(BUNDLED, config), tensors)
     text = r"a\.gguf: its .*missing: blk\.1\.ffn_up\.weight, output_norm\.weight; take a file with"

@@ -171,7 +171,7 @@ def test_each_linear_layer_is_like_the_unquantized_one(
     scheme: str, likeness: float, load_format: str
 ) -> None:
     plain, quantized = load("none", load_format), load(scheme, load_format)
-    x = torch.randn(5, plain.lm_head.in_features)
+    x = torch.randn(5, plain.lm_head.spec.k)
     pairs = [(plain.lm_head, quantized.lm_head)]
     for ours, theirs in zip(quantized.model.layers, plain.model.layers, strict=True):
         pairs.append((theirs.self_attn.qkv_proj, ours.self_attn.qkv_proj))

@@ -14,9 +14,9 @@ BLOCK = 64  # logits of a block, the unit of the sampler's search
 _PIECE = 1 << 18  # logits worked on at a time: 1 MiB, which stays in a core's cache
 
 
-def few_rows(count: int, size: int) -> list[slice]:
-    """Slices of `count` rows of `size` logits, each small enough for a core's cache."""
-    step = max(1, _PIECE // size)
+def few_rows(count: int, size: int, most: int = _PIECE) -> list[slice]:
+    """Slices of `count` rows of `size` numbers, of at most so many numbers or one row."""
+    step = max(1, most // size)
     return [slice(begin, begin + step) for begin in range(0, count, step)]
 
 

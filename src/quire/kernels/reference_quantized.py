@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.operands import Int4Weight, Int8Weight
+from quire.kernels.reference_arrays import few_rows
 
 HADAMARD_SIZE = 64  # of the matrices for INT8; smaller where it does not divide a row,
 LEAST_HADAMARD = 16  # but no smaller than this
@@ -59,13 +60,12 @@ def by_pieces(
     Each result has N as its first dimension.
     """
     n, k = weight.shape
-    step = max(1, PIECE_ELEMENTS // k)
     whole: tuple[Tensor, ...] = ()
-    for start in range(0, n, step):
-        piece = round_rows(weight[start : start + step])
+    for rows in few_rows(n, k, PIECE_ELEMENTS):
+        piece = round_rows(weight[rows])
         whole = whole or tuple(part.new_empty(n, *part.shape[1:]) for part in piece)
         for out, part in zip(whole, piece, strict=True):
-            out[start : start + step] = part
+            out[rows] = part
     return whole
 
 

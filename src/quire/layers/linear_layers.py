@@ -40,7 +40,6 @@ class LinearBase(LinearModule):
     ) -> None:
         super().__init__()
         self.spec = spec
-        self.in_features, self.out_features = spec.k, spec.n
         self.method: LinearMethod = method_for(options, spec, following)
         if weight is None:
             self.method.create_weights(self, options)
@@ -90,7 +89,7 @@ class PaddedLinear(LinearBase):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, in] → [T, out], without what rows of padding give."""
-        return super().forward(x)[:, : self.out_features]
+        return super().forward(x)[:, : self.spec.n]
 
 
 class ColumnParallelLinear(LinearBase):

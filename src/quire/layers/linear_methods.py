@@ -38,7 +38,7 @@ class LinearMethod:
         One that is going to be quantized has memory only between its first tensor and its last
         (see `Weight.allocate`).
         """
-        data = options.empty(layer.out_features, layer.in_features)
+        data = options.empty(layer.spec.n, layer.spec.k)
         weight = Weight(data, layer.load_rows)
         if self.weight_format is not None:
             weight.release()
@@ -59,14 +59,10 @@ class LinearMethod:
         self, layer: LinearModule, tensors: dict[str, Tensor], description: Description
     ) -> None:
         """Take a weight as `process_after_load` once left it. Raises LookupError."""
-        weight = restore(description, tensors)
+        weight, spec = restore(description, tensors), layer.spec
         n, k = sizes_of(weight)
-        if (
-            k != layer.in_features
-            or not layer.out_features <= n < layer.out_features + MOST_PADDING
-        ):
-            wanted = f"[{layer.out_features}, {layer.in_features}]"
-            raise LookupError(f"a weight is [{n}, {k}], but the model has {wanted}")
+        if k != spec.k or not spec.n <= n < spec.n + MOST_PADDING:
+            raise LookupError(f"a weight is [{n}, {k}], but the model has [{spec.n}, {spec.k}]")
         self._take(layer, weight)
 
     def _take(self, layer: LinearModule, operand: LinearWeight) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from quire.core.layer_spec import LinearSpec
 from quire.kernels.dispatch import Kernels
 from quire.kernels.operands import LoadedWeight, QuantizedWeight
 from quire.quantization.scheme import FormatChoice
@@ -86,8 +87,7 @@ class LoadedModule(nn.Module, ABC):
 class LinearModule(LoadedModule):
     """The part of a layer that its linear method reads: weight [out, in], and maybe a bias."""
 
-    in_features: int
-    out_features: int
+    spec: LinearSpec
     weight: Weight
     bias: Tensor | None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harmed_checkpoints import case_id, check_refused, configure, drop, only_one, spoil
+from harmed_checkpoints import case_id, check_refused, configure, drop, only_one_scale, spoil
 from harness import load_folder
 from quantized_checkpoints import Change, write_quantized
 from torch import Tensor
@@ -87,10 +87,10 @@ def test_transforms_of_weights_alone_are_in_the_weights(tmp_path: Path) -> None:
         ),
         (
             "int8",
-            only_one("weight_scale"),
+            only_one_scale,
             r"weight_scale .*its shape is \[1\], not the \[256\] or",
         ),
-        ("float_channel", only_one("weight_scale"), r"its shape is \[1\], not the \[256\] or"),
+        ("float_channel", only_one_scale, r"its shape is \[1\], not the \[256\] or"),
         (
             "float_block",
             spoil("weight_scale"),

@@ -142,6 +142,12 @@ def test_defaults_of_left_out_keys(tmp_path: Path) -> None:
             },
             (64, None, 64),
         ),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": None}, (None,) * 3),
+        (
+            "Qwen3ForCausalLM",
+            {"use_sliding_window": True, "max_window_layers": 2},
+            (None, None, 4096),
+        ),
         ("Phi3ForCausalLM", {"sliding_window": 2047}, (2047,) * 3),
         ("Phi3ForCausalLM", {}, (None,) * 3),
     ],
@@ -192,6 +198,11 @@ def test_phi3_keeps_its_trained_length_beside_the_rope_section(tmp_path: Path) -
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a finite number > 0, not nan"),
         ({"rms_norm_eps": 10**400}, "must be a finite number"),
         ({"rope_theta": 1e-300}, "rope_theta must be a finite number > 0, not 1e-300"),
+        ({"rope_theta": 1}, "rope_theta must be above 1, not 1.0"),
+        (
+            {"rope_scaling": LLAMA_1B["rope_scaling"] | {"original_max_position_embeddings": 1}},
+            "original_max_position_embeddings must be an integer between 2 and",
+        ),
         ({"rope_theta": "big"}, "rope_theta must be a number, not 'big'"),
         ({"rope_scaling": {"rope_type": "mrope"}}, "rope_scaling.rope_type is 'mrope'; supported"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is missing"),
@@ -206,6 +217,8 @@ def test_phi3_keeps_its_trained_length_beside_the_rope_section(tmp_path: Path) -
             {"eos_token_id": [-1]},
             "eos_token_id must be a token id or a list of token ids, not [-1]",
         ),
+        ({"is_causal": False}, "is_causal is false, but every layer here looks back only"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is true, but every"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu'"),
         (
             {"quantization_config": {"quant_method": "aqlm"}},

@@ -73,7 +73,7 @@ def load(folder: Path, scheme: str = "int4", model: str = "quire-tiny-draft") ->
 
 
 def outputs(model: LlamaForCausalLM) -> list[Tensor]:
-    x = torch.linspace(-1, 1, model.lm_head.in_features)[None]
+    x = torch.linspace(-1, 1, model.lm_head.spec.k)[None]
     layer = model.model.layers[0]
     return [model.lm_head(x), layer.mlp.gate_up_proj(x), model.model.embed_tokens(torch.arange(9))]
 

@@ -19,10 +19,11 @@ def serving(origins: str | None, engine: FakeEngine, **settings: object) -> Star
     return build_app(engine, ServerSettings(allowed_origins=origins, **settings))  # type: ignore[arg-type]
 
 
-def preflight(app: Starlette, origin: str, path: str = "/v1/chat/completions") -> Reply:
+def preflight(app: Starlette, origin: str) -> Reply:
     asked = {"access-control-request-method": "POST"}
     asked["access-control-request-headers"] = "authorization,content-type"
-    return call(app, path, method="OPTIONS", headers={"origin": origin} | asked)
+    headers = {"origin": origin} | asked
+    return call(app, "/v1/chat/completions", method="OPTIONS", headers=headers)
 
 
 def test_off_by_default(app: Starlette) -> None:

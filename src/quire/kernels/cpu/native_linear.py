@@ -191,4 +191,4 @@ def _in_halves(out: Tensor) -> Tensor:
     """All gates, then all ups, of columns [T, 2I] in the order of `order_gate_up`."""
     if not is_interleaved(out.dtype, out.shape[1]):
         return out
-    return out.view(len(out), -1, 2, BLOCK).transpose(1, 2).flatten(1)
+    return torch.unflatten(out, 1, (-1, 2, BLOCK)).transpose(1, 2).flatten(1)

@@ -20,6 +20,7 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.formats.table import format_of
 from quire.kernels.operands import LinearWeight, QuantizedWeight
+from quire.kernels.reference_arrays import few_rows
 
 _TILE = 2**22  # elements of a weight converted at once: 16 MiB of float32, which the cache keeps
 _MANY_ROWS = 64  # from here on conversion costs less than emulation
@@ -37,7 +38,7 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
 def _linear_rows(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
     """The reference product with codes of any format, dequantized in tiles → [T, N]."""
     own, out = format_of(weight.spec), x.new_empty(len(x), len(weight.codes))
-    for rows in _tiles(*own.size_of(weight)):
+    for rows in few_rows(*own.size_of(weight), _TILE):
         piece = weight.map_rows(itemgetter(rows))
         out[:, rows] = own.linear(x, piece, None if bias is None else bias[rows])
     return out
@@ -46,15 +47,9 @@ def _linear_rows(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Ten
 def _linear_float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [T, K] · weightᵀ + bias in float32, with the weight [N, K] converted in tiles → [T, N]."""
     x32, out = x.float(), x.new_empty(len(x), len(weight))
-    for rows in _tiles(*weight.shape):
+    for rows in few_rows(weight.shape[0], weight.shape[1], _TILE):
         out[:, rows] = F.linear(x32, weight[rows].float())
     return out if bias is None else out.add_(bias)
-
-
-def _tiles(n: int, k: int) -> list[slice]:
-    """Cut n rows into tiles of at most _TILE elements."""
-    rows = max(1, _TILE // k)
-    return [slice(start, start + rows) for start in range(0, n, rows)]
 
 
 @functools.cache

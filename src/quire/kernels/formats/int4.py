@@ -10,7 +10,6 @@ rotated, nor are their inputs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from quire.kernels.formats.native_format import NativeFormat
@@ -62,14 +61,13 @@ class Int4(WeightFormat):
             found = quantize_int4(piece, spec.group, hadamard=spec.hadamard)
             return found.codes, found.scale
 
-        codes, scale = by_pieces(weight, rounded)
-        rows = Int4Weight(codes, scale, None, spec.group, spec.hadamard)
+        tensors = dict(zip(("codes", "scale"), by_pieces(weight, rounded), strict=True))
         if spec.zeros:
-            rows = replace(rows, zeros=torch.full_like(codes[:, : scale.shape[1]], 8))
+            tensors["zeros"] = torch.full_like(tensors["scale"], 8, dtype=torch.uint8)
         if spec.permuted:
             order = torch.arange(weight.shape[1], dtype=torch.int32, device=weight.device)
-            rows = replace(rows, permutation=order)
-        return rows
+            tensors["permutation"] = order
+        return self.rows(tensors)
 
     def dequantize(self, weight: QuantizedWeight) -> Tensor:
         """See `WeightFormat`. Inputs are in the weight's order."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import SCALE_DTYPES, StoredTensor
-from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec
+from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec, num_groups
 from quire.models.checkpoint_formats.integer_linear import IntegerLinear
 from quire.models.checkpoint_formats.module_rules import ModuleRules, read_ignored
 from quire.models.checkpoints.config_file import ConfigFile
@@ -44,7 +44,7 @@ class AwqLinear(IntegerLinear):
 
     def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
         """See `StoredLinear`."""
-        groups = k // (k if self.group == -1 else self.group)
+        groups = num_groups(self.group, k)
         return {
             "qweight": StoredTensor(((k, n // _SHARED),), ("I32",)),
             "qzeros": StoredTensor(((groups, n // _SHARED),), ("I32",)),

@@ -168,14 +168,13 @@ class EightBitLinear(StoredLinear):
         """See `StoredLinear`."""
         import torch
 
+        from quire.kernels.reference_arrays import few_rows
         from quire.kernels.torch_dtypes import torch_dtype
 
         self._check_layout(tensors)
         codes, largest = tensors["weight"], tensors["SCB"].float()[:, None]
         out = torch.empty(codes.shape, dtype=torch_dtype(dtype), device=codes.device)
-        step = max(1, _STEP // codes.shape[1])
-        for begin in range(0, len(codes), step):
-            own = slice(begin, begin + step)
+        for own in few_rows(len(codes), codes.shape[1], _STEP):
             out[own] = codes[own].float() * largest[own] * _UNIT
         return out
 

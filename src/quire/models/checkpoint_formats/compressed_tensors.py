@@ -22,7 +22,7 @@ from quire.models.checkpoint_formats.checkpoint_format import (
 )
 from quire.models.checkpoint_formats.fp8_checkpoint import read_block
 from quire.models.checkpoint_formats.input_order import permutation_of
-from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec
+from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec, num_groups
 from quire.models.checkpoint_formats.integer_linear import IntegerLinear
 from quire.models.checkpoint_formats.module_rules import check_patterns
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
@@ -67,7 +67,7 @@ class PackedLinear(IntegerLinear):
 
     def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
         """See `StoredLinear`."""
-        shared, groups = _WORD // self.bits, k // (k if self.group == -1 else self.group)
+        shared, groups = _WORD // self.bits, num_groups(self.group, k)
         zeros = StoredTensor(((n // shared, groups),), ("I32",))
         found = {
             "weight_packed": StoredTensor(((n, k // shared),), ("I32",)),
@@ -79,7 +79,7 @@ class PackedLinear(IntegerLinear):
 
     def order(self, k: int) -> tuple[str, int] | None:
         """See `StoredLinear`."""
-        return "weight_g_idx", k // (k if self.group == -1 else self.group)
+        return "weight_g_idx", num_groups(self.group, k)
 
     def integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
         """See `IntegerLinear`."""

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from quire.kernels.operands import QuantizedWeight
 
 _GROUP = 32  # of Q4_0
-_PIECE_ELEMENTS = 1 << 22  # numbers that are made at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +67,19 @@ class BlockLinear(StoredLinear):
         import numpy as np
         import torch
 
+        from quire.kernels.reference_arrays import few_rows
+        from quire.kernels.reference_quantized import PIECE_ELEMENTS
         from quire.kernels.torch_dtypes import torch_dtype
         from quire.models.checkpoint_formats.gguf_blocks import dequantize
 
         rows, kind = tensors["weight"], TYPES_BY_NAME[self.kind]
         k = rows.shape[1] // kind.num_bytes * kind.items
         out = torch.empty(len(rows), k, dtype=torch_dtype(dtype), device=rows.device)
-        step = max(1, _PIECE_ELEMENTS // k)
-        for start in range(0, len(rows), step):
-            piece = dequantize(self.kind, rows[start : start + step].cpu().numpy())
+        for own in few_rows(len(rows), k, PIECE_ELEMENTS):
+            piece = dequantize(self.kind, rows[own].cpu().numpy())
             if not np.isfinite(piece).all():
                 raise ValueError("it has a scale that is not a number; download the file again")
-            out[start : start + step] = torch.from_numpy(piece)
+            out[own] = torch.from_numpy(piece)
         return out
 
 

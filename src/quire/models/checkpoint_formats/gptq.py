@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import SCALE_DTYPES, StoredTensor
 from quire.models.checkpoint_formats.input_order import permutation_of
-from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec
+from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec, num_groups
 from quire.models.checkpoint_formats.integer_linear import IntegerLinear
 from quire.models.checkpoint_formats.module_rules import ModuleRules, Rule, check_patterns
 from quire.models.checkpoints.config_file import ConfigFile
@@ -57,7 +57,7 @@ class GptqLinear(IntegerLinear):
 
     def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
         """See `StoredLinear`."""
-        shared, groups = _WORD // self.bits, k // (k if self.group == -1 else self.group)
+        shared, groups = _WORD // self.bits, num_groups(self.group, k)
         return {
             "qweight": StoredTensor(((k // shared, n),), ("I32",)),
             "qzeros": StoredTensor(((groups, n // shared),), ("I32",)),
@@ -67,7 +67,7 @@ class GptqLinear(IntegerLinear):
 
     def order(self, k: int) -> tuple[str, int] | None:
         """See `StoredLinear`."""
-        return "g_idx", k // (k if self.group == -1 else self.group)
+        return "g_idx", num_groups(self.group, k)
 
     def integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
         """See `IntegerLinear`."""

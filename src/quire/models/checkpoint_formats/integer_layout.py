@@ -14,6 +14,11 @@ def group_problem(group: int, k: int) -> str | None:
     return f"{k} inputs are not a multiple of group_size {group}" if k % group else None
 
 
+def num_groups(group: int, k: int) -> int:
+    """Groups of k inputs. group: -1 for all inputs."""
+    return 1 if group == -1 else k // group
+
+
 def integer_spec(
     bits: int, group: int, k: int, *, zeros: bool, permuted: bool = False, rounds: bool = False
 ) -> QuantSpec | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.kernels.byte_operands import ByteWeight
 from quire.kernels.operands import Int4Weight, Int8Weight, QuantizedWeight
+from quire.kernels.reference_arrays import few_rows
 from quire.kernels.reference_quantized import PIECE_ELEMENTS
 from quire.models.checkpoint_formats.checkpoint_format import in_float16
 
@@ -57,9 +58,7 @@ class IntegerRows:
         """The weight [N, K] that they stand for, with its inputs in their own order."""
         n, k = len(self.codes), self.codes.shape[1] * 8 // self.bits
         out = torch.empty(n, k, dtype=dtype, device=self.codes.device)
-        step = max(1, PIECE_ELEMENTS // k)
-        for start in range(0, n, step):
-            rows = slice(start, start + step)
+        for rows in few_rows(n, k, PIECE_ELEMENTS):
             codes = unpacked(self.codes[rows], self.bits).float()
             zeros = (
                 2 ** (self.bits - 1) if self.zeros is None else self.zeros[rows, :, None].float()

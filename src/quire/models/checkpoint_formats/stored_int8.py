@@ -13,7 +13,7 @@ from quire.models.checkpoint_formats.checkpoint_format import (
     StoredTensor,
     scale_shapes,
 )
-from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec
+from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec, num_groups
 from quire.models.checkpoint_formats.integer_linear import IntegerLinear
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class GroupedBytes(IntegerLinear):
 
     def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
         """See `StoredLinear`."""
-        groups = k // (k if self.group == -1 else self.group)
+        groups = num_groups(self.group, k)
         return {
             "weight": StoredTensor(((n, k),), ("I8",)),
             "weight_scale": StoredTensor(((n, groups),), SCALE_DTYPES),

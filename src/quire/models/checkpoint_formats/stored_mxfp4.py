@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from quire.kernels.operands import QuantSpec
@@ -58,17 +59,15 @@ class Mxfp4Linear(StoredLinear):
         import torch
 
         from quire.kernels.formats.table import format_of
+        from quire.kernels.reference_arrays import few_rows
         from quire.kernels.reference_quantized import PIECE_ELEMENTS
         from quire.kernels.torch_dtypes import torch_dtype
 
         weight = self._rows(tensors)
         n, k = len(weight.codes), 2 * weight.codes.shape[1]
         out = torch.empty(n, k, dtype=torch_dtype(dtype), device=weight.codes.device)
-        step = max(1, PIECE_ELEMENTS // k)
-        for begin in range(0, n, step):
-            own = slice(begin, begin + step)
-            piece = weight.map_rows(lambda tensor, own=own: tensor[own])  # type: ignore[misc]
-            out[own] = format_of(weight.spec).dequantize(piece)
+        for own in few_rows(n, k, PIECE_ELEMENTS):
+            out[own] = format_of(weight.spec).dequantize(weight.map_rows(itemgetter(own)))
         return out
 
     def _rows(self, tensors: Mapping[str, Tensor]) -> CodebookWeight:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from quire.errors import CheckpointError
 from quire.gguf.gguf_config import ARCHITECTURE, read_architecture
-from quire.gguf.gguf_header import GgufHeader, GgufTensor, read_gguf_header
+from quire.gguf.gguf_header import GgufTensor, read_gguf_header
 from quire.gguf.tensor_names import ROPE_FACTORS, file_name, model_name
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.checkpoints.safetensors_header import TensorEntry
@@ -25,31 +25,26 @@ _HEADS = {".q_proj.": "attention.head_count", ".k_proj.": "attention.head_count_
 
 
 class GgufCheckpoint(Checkpoint):
-    """The tensors of one GGUF file. folder: that with its config files, for messages."""
+    """The tensors of one GGUF file, whose header is read and checked. Raises CheckpointError.
+
+    folder: that with its config files, for messages.
+    """
 
     is_as_stored = False
     mismatch_fix = "take a file with the whole model, or convert it again"
 
-    def __init__(self, folder: Path, header: GgufHeader) -> None:
-        self._header, self._metadata = header, header.metadata
+    def __init__(self, folder: Path, file: Path) -> None:
+        header = read_gguf_header(file)
+        self._file, self._metadata = file, header.metadata
         self._architecture = read_architecture(header.metadata)
         self._prefix = header.metadata.text(ARCHITECTURE)
-        found = [
-            self._entry(header, tensor)
-            for tensor in header.tensors.values()
-            if tensor.name not in ROPE_FACTORS
-        ]
-        super().__init__(folder, {entry.name: entry for entry in found})
-
-    @classmethod
-    def open_file(cls, folder: Path, file: Path) -> GgufCheckpoint:
-        """Read and check a file's header. Raises CheckpointError."""
-        return cls(folder, read_gguf_header(file))
+        tensors = (each for each in header.tensors.values() if each.name not in ROPE_FACTORS)
+        super().__init__(folder, {entry.name: entry for entry in map(self._entry, tensors)})
 
     @property
     def origin(self) -> Path:
         """The GGUF file."""
-        return self._header.path
+        return self._file
 
     def stored_name(self, name: str) -> str:
         """See `Checkpoint`."""
@@ -60,18 +55,18 @@ class GgufCheckpoint(Checkpoint):
         for entry, tensor in super().tensors(names):
             yield entry, self._restored(entry, tensor)
 
-    def _entry(self, header: GgufHeader, tensor: GgufTensor) -> TensorEntry:
+    def _entry(self, tensor: GgufTensor) -> TensorEntry:
         """A tensor by the model's name, or its own if the model has none, which is then refused."""
         name = model_name(tensor.name, self._architecture) or tensor.name
         kind, shape, dtype = tensor.kind, tensor.shape, tensor.kind.name
         if kind.is_quantized:
             if len(shape) != 2:
                 raise CheckpointError(
-                    f"{header.path}: {tensor.name} is not a matrix, but quantized ({kind.name}); "
+                    f"{self._file}: {tensor.name} is not a matrix, but quantized ({kind.name}); "
                     "convert the model again"
                 )
             shape, dtype = (shape[0], kind.row_bytes(shape[1])), "U8"
-        return TensorEntry(name, header.path, dtype, shape, tensor.offset, tensor.num_bytes)
+        return TensorEntry(name, self._file, dtype, shape, tensor.offset, tensor.num_bytes)
 
     def _restored(self, entry: TensorEntry, tensor: Tensor) -> Tensor:
         if self._architecture.adds_one and entry.name.endswith("norm.weight"):

@@ -15,7 +15,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     if link.is_symlink():
         from quire.models.checkpoints.gguf_checkpoint import GgufCheckpoint  # most starts need none
 
-        return GgufCheckpoint.open_file(folder, link.resolve())
+        return GgufCheckpoint(folder, link.resolve())
     return Checkpoint.open(folder)
 
 

@@ -43,10 +43,12 @@ def read_activation(config: ConfigFile, family: Family) -> Activation:
 
 def refuse_unsupported(config: ConfigFile) -> None:
     """Raise CheckpointError for features that no family computes."""
-    if not config.boolean("is_causal", True):
-        raise config.wrong(
-            "is_causal", "is false, but every layer here looks back only; take another model"
-        )
+    for key, computed in (("is_causal", True), ("use_bidirectional_attention", False)):
+        if config.boolean(key, computed) != computed:
+            found = str(not computed).lower()
+            raise config.wrong(
+                key, f"is {found}, but every layer here looks back only; take another model"
+            )
 
 
 def read_bias(config: ConfigFile, rule: BiasRule) -> bool:

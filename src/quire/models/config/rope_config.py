@@ -16,6 +16,9 @@ def read_rope(config: ConfigFile, head_dim: int) -> RopeSettings:
     rope = _section(config)
     kind = _kind(config, rope)
     top = rope if rope.get("rope_theta") is not None else config
+    theta = top.number("rope_theta", 10000.0)
+    if theta <= 1.0:  # whose logarithm, by which YaRN divides, is 0 or less
+        raise top.wrong("rope_theta", f"must be above 1, not {theta}")
     share = (rope if rope.get("partial_rotary_factor") is not None else config).number(
         "partial_rotary_factor", 1.0
     )
@@ -28,7 +31,7 @@ def read_rope(config: ConfigFile, head_dim: int) -> RopeSettings:
     max_position = config.integer("max_position_embeddings", 2048)
     common: dict[str, Any] = {
         "kind": kind,
-        "theta": top.number("rope_theta", 10000.0),
+        "theta": theta,
         "rotary_dim": rotary_dim,
         "max_position": max_position,
     }
@@ -94,8 +97,8 @@ def _original(config: ConfigFile, rope: ConfigFile, max_position: int) -> int:
     """The trained context; a value beside the rope section wins, as Phi-3 writes it there."""
     key = "original_max_position_embeddings"
     if config.get("model_type") == "phi3":
-        return config.integer(key, rope.integer(key, 4096))
-    return rope.integer(key, config.integer(key, max_position))
+        return config.integer(key, rope.integer(key, 4096), low=2)
+    return rope.integer(key, config.integer(key, max_position), low=2)
 
 
 def _optional(rope: ConfigFile, key: str) -> float | None:

@@ -19,12 +19,18 @@ Windows = tuple[int | None, ...]
 BiasRule = bool | str
 
 
+def read_window(config: ConfigFile, default: int | None = 4096) -> int | None:
+    """The sliding window; a null means none, a missing key the family's default."""
+    window = config.values.get("sliding_window", default)
+    return None if window is None else config.integer("sliding_window", window)
+
+
 def no_windows(_: ConfigFile, num_layers: int) -> Windows:
     """No sliding window: every query sees all tokens, in every layer."""
     return (None,) * num_layers
 
 
-def listed_windows(config: ConfigFile, window: int, num_layers: int) -> Windows | None:
+def listed_windows(config: ConfigFile, window: int | None, num_layers: int) -> Windows | None:
     """The windows by `layer_types`; None where the file has no such key. Raises CheckpointError."""
     types = config.get("layer_types")
     if types is None:
@@ -40,7 +46,7 @@ def upper_layer_windows(config: ConfigFile, num_layers: int) -> Windows:
     """Qwen's rule: a switch, then a window by `layer_types` or from `max_window_layers` on."""
     if not config.boolean("use_sliding_window", False):
         return no_windows(config, num_layers)
-    window = config.integer("sliding_window", 4096)
+    window = read_window(config)
     listed = listed_windows(config, window, num_layers)
     if listed is not None:
         return listed

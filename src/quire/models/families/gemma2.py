@@ -6,12 +6,12 @@ No torch.
 from __future__ import annotations
 
 from quire.models.checkpoints.config_file import ConfigFile
-from quire.models.families.family import Family, NormNames, Windows, listed_windows
+from quire.models.families.family import Family, NormNames, Windows, listed_windows, read_window
 
 
 def _windows(config: ConfigFile, num_layers: int) -> Windows:
     """Windows by `layer_types`; without it, in the first layer and every second one."""
-    window = config.integer("sliding_window", 4096)
+    window = read_window(config)
     listed = listed_windows(config, window, num_layers)
     if listed is not None:
         return listed

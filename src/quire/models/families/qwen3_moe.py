@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from quire.models.checkpoints.config_file import ConfigFile
-from quire.models.families.family import ExpertSizes, Windows
+from quire.models.families.family import ExpertSizes, Windows, read_window
 from quire.models.families.qwen3 import QWEN3
 
 
@@ -29,7 +29,7 @@ def _experts(config: ConfigFile, num_layers: int) -> tuple[ExpertSizes | None, .
 def _windows(config: ConfigFile, num_layers: int) -> Windows:
     """A switch, then one window for all layers."""
     uses_window = config.boolean("use_sliding_window", False)
-    return (config.integer("sliding_window", 4096) if uses_window else None,) * num_layers
+    return (read_window(config) if uses_window else None,) * num_layers
 
 
 QWEN3_MOE = replace(

@@ -16,7 +16,7 @@ import numpy as np
 from quire.array_types import Array
 from quire.errors import CheckpointError
 from quire.models.checkpoints.mapped_file import MappedFile
-from quire.models.checkpoints.safetensors_header import STEP_BYTES, TensorEntry, read_header
+from quire.models.checkpoints.safetensors_header import STEP_BYTES, read_header
 from quire.models.prepared.prepared_files import FORMATS, note_use, read_metadata
 from quire.quantization.stored_weight import Description
 
@@ -75,22 +75,19 @@ class PreparedFile:
         self.formats: Formats = json.loads(metadata[FORMATS])
         if not isinstance(self.formats, dict):
             raise LookupError("the formats of its weights are not a table")
-        stored = self._array(self._entries.pop(CHECK))
+        stored = self._mapped.array(self._entries.pop(CHECK))
         arrays = self.stored_arrays().arrays
         if stored.item() != check_of({name: bytes_of(array) for name, array in arrays.items()}):
             raise LookupError("its numbers are not those that were written")
 
     def stored_arrays(self) -> StoredArrays:
         """Its weights; those of data types that NumPy does not have are arrays of their bits."""
-        arrays = {name: self._array(entry) for name, entry in self._entries.items()}
+        arrays = {name: self._mapped.array(entry) for name, entry in self._entries.items()}
         return StoredArrays(arrays, self.formats)
 
     def tensors(self) -> dict[str, Tensor]:
         """The file's tensors by name."""
         return {name: self._mapped.tensor(entry) for name, entry in self._entries.items()}
-
-    def _array(self, entry: TensorEntry) -> Array:
-        return self._mapped.array(entry)
 
 
 def bytes_of(array: Array) -> memoryview:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from quire.kernels.byte_operands import ByteWeight, ByteWords
 from quire.kernels.operands import Fp8Weight
+from quire.kernels.reference_arrays import few_rows
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 
 _PIECE = 2**24  # codes that are packed at a time
@@ -26,13 +27,13 @@ _EXACT = "fp8_a16", "fp8_block_a16"  # kinds whose inputs stay in 16 bits in any
 
 def pack_bytes(weight: ByteWeight) -> ByteWords:
     """Canonical rows as words. K: a multiple of the group, which is one of 32."""
-    n, k = weight.codes.shape
-    codes, rows = weight.codes.view(torch.uint8), max(1, _PIECE // k)
-    words = torch.cat([_words(codes[i : i + rows]) for i in range(0, n, rows)])
+    (n, k), codes = weight.codes.shape, weight.codes.view(torch.uint8)
+    pieces = few_rows(n, k, _PIECE)
+    words = torch.cat([_words(codes[rows]) for rows in pieces])
     alone = weight.group == k and weight.zeros is None
     scale, row_scale = weight.scale.float(), weight.scale.float()[:, 0].contiguous()
     if not alone:
-        scale = torch.cat([_used(weight, scale, slice(i, i + rows)) for i in range(0, n, rows)])
+        scale = torch.cat([_used(weight, scale, rows) for rows in pieces])
         # by powers of two, so that float16 has them with all of its digits
         row_scale = torch.exp2(scale.abs().amax(dim=1).clamp_min(2.0**-100).log2().ceil())
     group = math.gcd(weight.group, 128)

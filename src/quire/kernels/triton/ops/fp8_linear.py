@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.operands import Fp8Rows, Fp8Weight, RoundedRows, Rows
+from quire.kernels.reference_arrays import few_rows
 from quire.kernels.triton.gemm.gemm_tuning import fp8_gemm_config, library_is_faster
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.gpu_linear import ByteLinear, Operand
@@ -126,9 +127,7 @@ def by_library(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Te
 def _linear_dequantized(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """cuBLAS on the weight in x's dtype, which is dequantized some rows at a time."""
     out = x.new_empty(len(x), len(codes))
-    step = max(1, _TILE // codes.shape[1])
-    for start in range(0, len(codes), step):
-        rows = slice(start, start + step)
+    for rows in few_rows(len(codes), codes.shape[1], _TILE):
         weight = (codes[rows].float() * scale[rows, None]).to(x.dtype)
         out[:, rows] = reference.linear(x, weight, None if bias is None else bias[rows])
     return out

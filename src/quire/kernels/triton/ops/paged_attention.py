@@ -128,10 +128,8 @@ def decode_attention(
     num_requests = len(layout.seq_lens)
     space = workspace(query.device)
     num_programs = len(plan.decode_runs)
-    if isinstance(
-        config, HopperDecodeConfig
-    ):  # a crew of programs for each run, one for each key head
-        num_programs *= num_kv_heads
+    if isinstance(config, HopperDecodeConfig):
+        num_programs *= num_kv_heads  # a crew for each run, of one program for each key head
     part = group * (padded_head_dim(k_cache) + 2)
     assert 2 * num_programs * part <= NUM_PARTIALS
     assert num_requests * num_kv_heads <= NUM_COUNTERS
