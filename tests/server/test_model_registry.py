@@ -163,6 +163,33 @@ def test_an_engine_is_met_later_where_no_file_descriptor_is_left(
     assert failures == [2]
 
 
+@pytest.mark.parametrize("at_start", [True, False])
+def test_any_error_of_a_tokenizer_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_start: bool
+) -> None:
+    """Else the model would stay "loading" for good."""
+    house, sent = House(model_status("a", "loading", at_start=at_start)), list[Any]()
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    async def hear() -> None:
+        memory = create_shared_memory()
+        clear_page(memory, 1)
+        frontends = EngineFrontends("0", sent.append, house.loader, memory)
+        info = start_null_engine(NULL)[1]
+        address = f"ipc://{tmp_path}/a"
+        frontends.handle(EngineUp(name="a", config=NULL, info=info, address=address, page=1))
+        await asyncio.gather(*frontends._tasks)
+        for link in frontends._links.values():
+            await link.close()
+
+    monkeypatch.setattr(worker, "load_tokenizer", fail)
+    asyncio.run(hear())
+    told = sent[0].message if at_start else house.models.entry("a").status.failure
+    assert told == "MemoryError()"
+
+
 def on_demand(**settings: Any) -> House:
     """Model `a` is loaded; `b` is loaded when a request names it."""
     house = House(model_status("a"), model_status("b", "unloaded", at_start=False), **settings)

@@ -180,12 +180,12 @@ class EngineFrontends:
         """Connect an engine for the first time; a thread reads its tokenizer."""
         try:
             tokenizer = await asyncio.to_thread(load_tokenizer, up.config)
-        except QuireError as error:
+        except Exception as error:  # else the model would stay "loading"
             if self.loader.models.entry(up.name).status.at_start:
                 self._send(StartFailed.by(error))
             else:
                 await self._links.pop(up.name).close()
-                self.loader.give_up(up.name, str(error))
+                self.loader.give_up(up.name, str(error) or repr(error))
             return
         if not link.is_alive:  # the engine has ended meanwhile; another one is reported anew
             self._links.pop(up.name)

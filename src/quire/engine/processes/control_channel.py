@@ -62,9 +62,9 @@ class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag="start_failed")
     message: str
 
     @classmethod
-    def by(cls, error: QuireError) -> StartFailed:
+    def by(cls, error: Exception) -> StartFailed:
         """The message that reports an error."""
-        return cls(kind=type(error).__name__, message=str(error))
+        return cls(kind=type(error).__name__, message=str(error) or repr(error))
 
     def as_error(self) -> QuireError:
         """The error that the child reported."""
