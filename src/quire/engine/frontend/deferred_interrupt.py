@@ -65,13 +65,12 @@ class DeferredInterrupt:
             if _num_cancels() > cancels:  # code that does not await would not notice it
                 raise asyncio.CancelledError
         except BaseException as error:
-            waited = time.monotonic() - self._since if self._raised is not None else 0.0
-            if not self._is_active or waited > PATIENCE:
-                raise
             if self._raised is None:
                 self._raised, self._since = error, time.monotonic()
             elif isinstance(self._raised, Exception):  # Ctrl-C goes before an error
                 self._raised = error
+            if not self._is_active or time.monotonic() - self._since > PATIENCE:
+                self.deliver()
 
     def deliver(self) -> None:
         """Raise what the handler of a signal raised meanwhile.
