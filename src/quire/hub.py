@@ -43,6 +43,7 @@ _SMALL = [
     "additional_chat_templates/*.jinja",
     "modules.json",
     "*_Pooling/config.json",
+    "quire_quality.json",
 ]
 
 

@@ -18,6 +18,7 @@ from quire.config import EngineConfig
 from quire.engine.processes.model_fleet import _measured
 from quire.engine.startup import footprint
 from quire.errors import UserError
+from quire.models.config.quality_report import QUALITY_FILE
 
 NAME, COMMIT, WEIGHTS = "org/name", "0a" * 20, "model.safetensors"
 
@@ -131,3 +132,11 @@ def test_without_weights_none_are_downloaded(load_format: str, fake_hub: FakeHub
     for start in (serve, generate):
         start(load_format=load_format)
         assert not fake_hub.has_weights
+
+
+def test_the_report_of_the_weights_quality_is_downloaded(fake_hub: FakeHub) -> None:
+    """Else no gate could refuse a model of the hub, or it would refuse each."""
+    (fake_hub.files / QUALITY_FILE).write_text('{"failures": []}')
+    for start in (serve, generate):
+        with pytest.raises(UserError, match=QUALITY_FILE):
+            start()
