@@ -48,6 +48,7 @@ def plain(values: Any) -> Any:
         {"padding": True},
         {"padding": "longest", "return_tensors": "np"},
         {"padding": True, "return_tensors": "pt"},
+        {"padding": True, "padding_side": "left"},
         {"padding": "max_length", "max_length": 30},
         {"padding": "max_length", "truncation": True, "max_length": 9, "return_tensors": "np"},
         {"truncation": True, "max_length": 6},
@@ -93,6 +94,7 @@ def test_a_chat_is_cut_and_filled_up(both: Any) -> None:
         ({"max_length": 0, "truncation": True}, "max_length: must be an integer >= 1"),
         ({"return_tensors": "tf"}, "return_tensors: must be 'np', 'pt' or None, not 'tf'"),
         ({"return_tensors": "np"}, "return_tensors: .*different numbers of tokens; use padding"),
+        ({"padding_side": "top"}, "padding_side: must be 'left' or 'right', not 'top'"),
         ({"return_offsets_mapping": True}, "return_offsets_mapping: .*use AutoTokenizer"),
         ({"pading": True}, "pading: unknown option; remove it"),
     ],
@@ -110,3 +112,8 @@ def test_padding_needs_a_token(folders: dict[str, Path]) -> None:
         tokenizer(TEXTS, padding=True)
     tokenizer.pad_token = tokenizer.eos_token
     assert tokenizer(TEXTS, padding=True).input_ids[1][-1] == tokenizer.eos_token_id
+    tokenizer.pad_token_id = 5
+    assert tokenizer(TEXTS, padding=True).input_ids[1][-1] == 5
+    tokenizer.truncation_side = "middle"
+    with pytest.raises(InvalidRequestError, match="truncation_side: must be 'left' or 'right'"):
+        tokenizer(TEXTS, truncation=True, max_length=2)

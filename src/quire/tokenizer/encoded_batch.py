@@ -89,9 +89,10 @@ class BatchOptions(msgspec.Struct, frozen=True):
         return cls(pads, max_length if cuts else None, max_length, return_tensors)
 
     def encoded(
-        self, rows: list[list[int]], pad_id: int | None, *, pads_left: bool, is_one: bool
+        self, rows: list[list[int]], pad_id: int | None, *, padding_side: str, is_one: bool
     ) -> Encoded:
         """Token ids of texts with their masks; those of one are a row of an array, else a list."""
+        pads_left = is_left("padding_side", padding_side)
         masks = [[1] * len(row) for row in rows]
         if self.padding is not None:
             if pad_id is None:
@@ -110,6 +111,13 @@ class BatchOptions(msgspec.Struct, frozen=True):
             raise invalid_value("return_tensors", problem)
         ids, masked = (_as_tensor(values, self.return_tensors) for values in (rows, masks))
         return Encoded(input_ids=ids, attention_mask=masked)
+
+
+def is_left(name: str, side: str) -> bool:
+    """Whether a side is "left" and not "right". Raises InvalidRequestError for others."""
+    if side not in ("left", "right"):
+        raise invalid_value(name, f"must be 'left' or 'right', not {side!r:.64}")
+    return side == "left"
 
 
 def _refuse(others: Mapping[str, Any]) -> None:

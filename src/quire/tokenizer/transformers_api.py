@@ -25,7 +25,7 @@ class TransformersTokenizer(ForeignMethods):
     """Wraps a Tokenizer.
 
     padding_side, truncation_side: "right" or "left", where rows are filled up or cut. pad_token: as
-    the tokenizer's files say. All three may be set.
+    the tokenizer's files say. All three may be set, and pad_token_id.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -39,25 +39,31 @@ class TransformersTokenizer(ForeignMethods):
         return type(self), (self._tokenizer,), state  # a cache is not copied
 
     def __call__(
-        self, text: str | Sequence[str], *, add_special_tokens: bool = True, **options: Any
+        self,
+        text: str | Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        padding_side: str | None = None,
+        **options: Any,
     ) -> Encoded:
         """input_ids and attention_mask of a text, or of each of several.
 
         options: padding (True, "longest", "max_length"), truncation (True, which keeps special
-        tokens), max_length, return_tensors: "np" (arrays), "pt" (tensors) or None (lists). Raises
-        InvalidRequestError for others of `transformers`.
+        tokens), max_length, return_tensors: "np" (arrays), "pt" (tensors) or None (lists).
+        padding_side: of this call. Raises InvalidRequestError for others of `transformers`.
         """
         from quire.tokenizer.encoded_batch import BatchOptions  # a start needs none
 
         how, is_one = BatchOptions.read(**options), isinstance(text, str)
         texts = [text] if isinstance(text, str) else text
-        return self._encoded(
-            [self._cut(t, add_special_tokens, how.limit) for t in texts], how, is_one
-        )
+        rows = [self._cut(t, add_special_tokens, how.limit) for t in texts]
+        return self._encoded(rows, how, is_one, padding_side)
 
-    def _encoded(self, rows: list[list[int]], how: BatchOptions, is_one: bool) -> Encoded:
-        pads_left = self.padding_side == "left"
-        return how.encoded(rows, self.pad_token_id, pads_left=pads_left, is_one=is_one)
+    def _encoded(
+        self, rows: list[list[int]], how: BatchOptions, is_one: bool, side: str | None = None
+    ) -> Encoded:
+        side = self.padding_side if side is None else side
+        return how.encoded(rows, self.pad_token_id, padding_side=side, is_one=is_one)
 
     def _cut(self, text: str, add_special_tokens: bool, limit: int | None) -> list[int]:
         """Token ids of a text, at most so many; special tokens around it are not cut off."""
@@ -69,8 +75,14 @@ class TransformersTokenizer(ForeignMethods):
         begins = (n for n in range(num_special + 1) if ids[n : n + len(inner)] == inner)
         begin, count = next(begins, 0), max(0, limit - num_special)
         end = begin + len(inner)
-        cut = inner[:count] if self.truncation_side == "right" else inner[len(inner) - count :]
-        return [*ids[:begin], *cut, *ids[end:]][:limit]
+        return [*ids[:begin], *self._part(inner, count), *ids[end:]][:limit]
+
+    def _part(self, row: list[int], count: int) -> list[int]:
+        """So many token ids of a row, without those on the truncation side."""
+        from quire.tokenizer.encoded_batch import is_left
+
+        cuts_left = is_left("truncation_side", self.truncation_side)
+        return row[max(0, len(row) - count) :] if cuts_left else row[:count]
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         return self._tokenizer.encode(
@@ -132,7 +144,7 @@ class TransformersTokenizer(ForeignMethods):
         if not tokenize:
             return made
         if how.limit is not None:
-            made = made[: how.limit] if self.truncation_side == "right" else made[-how.limit :]
+            made = self._part(made, how.limit)
         encoded = self._encoded([made], how, is_one=True)
         return encoded if return_dict else encoded.input_ids
 
@@ -190,6 +202,10 @@ class TransformersTokenizer(ForeignMethods):
     def pad_token_id(self) -> int | None:
         """The id of the padding token."""
         return None if self.pad_token is None else self._tokenizer.token_to_id(self.pad_token)
+
+    @pad_token_id.setter
+    def pad_token_id(self, token_id: int | None) -> None:
+        self.pad_token = None if token_id is None else self._tokenizer.id_to_token(token_id)
 
     @property
     def all_special_ids(self) -> list[int]:
