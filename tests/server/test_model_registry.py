@@ -164,7 +164,7 @@ def test_an_engine_is_met_later_where_no_file_descriptor_is_left(
 
 
 @pytest.mark.parametrize("at_start", [True, False])
-def test_any_error_of_a_tokenizer_is_told(
+def test_any_error_of_a_tokenizer_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_start: bool
 ) -> None:
     """Else the model would stay "loading" for good."""
@@ -186,8 +186,8 @@ def test_any_error_of_a_tokenizer_is_told(
 
     monkeypatch.setattr(worker, "load_tokenizer", fail)
     asyncio.run(hear())
-    told = sent[0].message if at_start else house.models.entry("a").status.failure
-    assert told == "MemoryError()"
+    reported = sent[0].message if at_start else house.models.entry("a").status.failure
+    assert reported == "MemoryError()"
 
 
 def on_demand(**settings: Any) -> House:
