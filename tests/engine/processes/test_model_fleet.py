@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from test_engine_supervisor import INFO
 
@@ -235,3 +236,33 @@ def test_a_model_is_loaded_while_all_others_are_in_constant_use(
         assert loads == [(0, "a"), (0, "b")]
     else:
         assert loads == [(0, "a"), (0, "b"), (31, "c"), (63, "a"), (94, "b")]
+
+
+def test_no_model_is_unloaded_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has had its turn stays while another one has not, whose memory is needed, too."""
+    clock = 1e6
+    monkeypatch.setattr(fleet_model.time, "monotonic", lambda: clock)
+
+    async def run() -> list[tuple[int, list[str]]]:
+        nonlocal clock
+        plans = [plan(name, at_start=False) for name in "abc"]
+        parent = InConstantUse()
+        parent.fleet = ModelFleet(
+            cast(ServerSupervisor, parent), plans, FleetSettings(memory_bytes=600 * MIB)
+        )
+        for model in parent.fleet._models.values():
+            await parent.fleet._measure(model)
+        large = parent.fleet._models["c"]
+        assert large.footprint is not None
+        large.footprint = msgspec.structs.replace(large.footprint, weights=256 * MIB)
+        stopped = []
+        for second in range(60):
+            for name in "abc" if second >= 20 else "ac":
+                count = len(parent.stopped)
+                await parent.request(name)
+                if parent.stopped[count:]:
+                    stopped.append((second, parent.stopped[count:]))
+            clock += 1.0
+        return stopped
+
+    assert asyncio.run(run()) == [(51, ["a", "b"])]

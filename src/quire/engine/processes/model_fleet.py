@@ -242,11 +242,16 @@ class ModelFleet:
             return
         others = [other for other in self._models.values() if other.engine is not None]
         others.sort(key=lambda other: 0.0 if other.engine is None else other.engine.last_used)
-        await self._unload_until(model, limit, others, grace=0.0)
+        for other in others:
+            if self._num_bytes_with(model) > limit:
+                await self._unload_unused(other, grace=0.0)
         if self._num_bytes_with(model) > limit and model.may_demand_memory():
-            by_turn = sorted(others, key=lambda other: other.turn_began)
-            long_loaded = [other for other in by_turn if other.has_had_turn]
-            await self._unload_until(model, limit, long_loaded, grace=DRAIN_SECONDS)
+            due = [other for other in others if other.engine is not None and other.has_had_turn]
+            due.sort(key=lambda other: other.turn_began)
+            while (missing := self._num_bytes_with(model) - limit) > 0:
+                if missing > sum(other.num_bytes or 0 for other in due):
+                    break  # none is unloaded in vain
+                await self._unload_unused(due.pop(0), grace=DRAIN_SECONDS)
         if (needed := self._num_bytes_with(model)) > limit:
             loaded = ", ".join(f"{o.plan.name} ({o.size_text})" for o in others if o.engine)
             raise OutOfModelMemoryError(
@@ -254,15 +259,11 @@ class ModelFleet:
                 f"{loaded}, that would be {needed:,} of {limit:,} bytes; send it again later"
             )
 
-    async def _unload_until(
-        self, model: FleetModel, limit: int, others: Sequence[FleetModel], grace: float
-    ) -> None:
-        """Unload others, in this order, until a model fits beside those that stay."""
-        for other in others:
-            is_free = other.state == "loaded" and not other.changing.locked()
-            if is_free and self._num_bytes_with(model) > limit:
-                async with other.changing:
-                    await self._unload(other, grace)
+    async def _unload_unused(self, other: FleetModel, grace: float) -> None:
+        """Unload a model unless it is changing, or is in use after grace seconds."""
+        if other.state == "loaded" and not other.changing.locked():
+            async with other.changing:
+                await self._unload(other, grace)
 
     def _num_bytes_with(self, model: FleetModel) -> int:
         """Memory of all loaded models and this one."""
