@@ -78,7 +78,7 @@ class TransformersTokenizer(ForeignMethods):
         return [*ids[:begin], *self._part(inner, count), *ids[end:]][:limit]
 
     def _part(self, row: list[int], count: int) -> list[int]:
-        """So many token ids of a row, without those on the truncation side."""
+        """The token ids of a row that are left when it is cut on the truncation side."""
         from quire.tokenizer.encoded_batch import is_left
 
         cuts_left = is_left("truncation_side", self.truncation_side)
@@ -205,6 +205,7 @@ class TransformersTokenizer(ForeignMethods):
 
     @pad_token_id.setter
     def pad_token_id(self, token_id: int | None) -> None:
+        """Set the padding token by its id."""
         self.pad_token = None if token_id is None else self._tokenizer.id_to_token(token_id)
 
     @property
