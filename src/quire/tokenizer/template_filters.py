@@ -39,6 +39,12 @@ def check_size(size: int) -> None:
         raise TemplateLimitError(f"more than {MAX_CHARACTERS} characters")
 
 
+def take_size(size: int) -> None:
+    """Take the price of a text of so many characters. Raises TemplateLimitError."""
+    check_size(size)
+    take_width(size)
+
+
 def check_count(value: Any) -> None:
     """Take the price of a width or repetition. Raises TemplateLimitError if it is too large."""
     if isinstance(value, int):
@@ -48,15 +54,15 @@ def check_count(value: Any) -> None:
 
 
 def check_method(owner: Any, name: str, args: tuple[Any, ...]) -> None:
-    """Bound what a string's method makes of it."""
+    """Take the price of what a string's method makes of it. Raises TemplateLimitError."""
     if not isinstance(owner, str):
         return
     if name == "replace" and len(args) > 1 and isinstance(args[0], str):
-        check_size(owner.count(args[0]) * length_of(args[1]))
+        take_size(owner.count(args[0]) * length_of(args[1]))
     elif name == "expandtabs":
-        check_size(owner.count("\t") * (args[0] if args else 8))
+        take_size(owner.count("\t") * (args[0] if args else 8))
     elif name == "join" and args:
-        check_size(length_of(args[0]) * len(owner))
+        take_size(length_of(args[0]) * len(owner))
 
 
 def replace_text(text: Any, old: str, new: str, count: int | None = None) -> str:
@@ -79,7 +85,7 @@ def with_small_indent(indent: Callable[..., Any]) -> Callable[..., Any]:
 
     def bounded(text: str, width: int | str = 4, *args: Any, **kwargs: Any) -> Any:
         size = len(width) if isinstance(width, str) else width
-        check_size((str(text).count("\n") + 1) * size)
+        take_size((str(text).count("\n") + 1) * size)
         return indent(text, width, *args, **kwargs)
 
     return bounded
