@@ -165,13 +165,16 @@ def test_an_engine_is_met_later_where_no_file_descriptor_is_left(
 
 @pytest.mark.parametrize("at_start", [True, False])
 def test_any_error_of_a_tokenizer_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_start: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    at_start: bool,
 ) -> None:
     """Else the model would stay "loading" for good."""
     house, sent = House(model_status("a", "loading", at_start=at_start)), list[Any]()
 
     def fail(*_: Any) -> None:
-        raise MemoryError
+        raise KeyError("merges")
 
     async def hear() -> None:
         memory = create_shared_memory()
@@ -187,7 +190,8 @@ def test_any_error_of_a_tokenizer_is_reported(
     monkeypatch.setattr(worker, "load_tokenizer", fail)
     asyncio.run(hear())
     reported = sent[0].message if at_start else house.models.entry("a").status.failure
-    assert reported == "MemoryError()"
+    assert reported == "KeyError('merges')"
+    assert "in fail" in caplog.text, "the traceback is logged"
 
 
 def on_demand(**settings: Any) -> House:

@@ -181,11 +181,14 @@ class EngineFrontends:
         try:
             tokenizer = await asyncio.to_thread(load_tokenizer, up.config)
         except Exception as error:  # else the model would stay "loading"
+            failed = StartFailed.by(error)
+            if not isinstance(error, QuireError):
+                logger.exception("the tokenizer of %s cannot be read", up.name)
             if self.loader.models.entry(up.name).status.at_start:
-                self._send(StartFailed.by(error))
+                self._send(failed)
             else:
                 await self._links.pop(up.name).close()
-                self.loader.give_up(up.name, str(error) or repr(error))
+                self.loader.give_up(up.name, failed.message)
             return
         if not link.is_alive:  # the engine has ended meanwhile; another one is reported anew
             self._links.pop(up.name)

@@ -64,7 +64,8 @@ class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag="start_failed")
     @classmethod
     def by(cls, error: Exception) -> StartFailed:
         """The message that reports an error."""
-        return cls(kind=type(error).__name__, message=str(error) or repr(error))
+        message = str(error) if isinstance(error, QuireError) else repr(error)  # KeyError('a')
+        return cls(kind=type(error).__name__, message=message)
 
     def as_error(self) -> QuireError:
         """The error that the child reported."""
