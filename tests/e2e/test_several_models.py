@@ -226,15 +226,20 @@ def num_tokens(server: Server, model: str) -> float:
     return float(found[1]) if found else 0.0
 
 
+def wait_for_states(server: Server, **states: str) -> None:
+    """Until the API process that is asked, which may be another one, knows that models are so."""
+    wait_until(lambda: server.states() == states)
+
+
 def test_the_least_recently_used_one_leaves(memory_for_two: Server) -> None:
     assert set(memory_for_two.states().values()) == {"unloaded"}
     assert not memory_for_two.engines
     memory_for_two.complete("a", "x")
     memory_for_two.complete("b", "x")
-    assert memory_for_two.states() == {"a": "loaded", "b": "loaded", "c": "unloaded"}
+    wait_for_states(memory_for_two, a="loaded", b="loaded", c="unloaded")
     memory_for_two.complete("a", "x")
     memory_for_two.complete("c", "x")
-    assert memory_for_two.states() == {"a": "loaded", "b": "unloaded", "c": "loaded"}
+    wait_for_states(memory_for_two, a="loaded", b="unloaded", c="loaded")
     assert len(memory_for_two.engines) == 2
     with ThreadPoolExecutor(12) as pool:  # all of them, each waiting for its turn or served
         texts = list(pool.map(lambda n: memory_for_two.complete("abc"[n % 2], "x"), range(12)))
