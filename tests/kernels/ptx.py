@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 
 _PAIRS: dict[str, Callable[..., Tensor]] = {
-    "fma.rn.bf16x2": lambda x, y, z: x * y + z,
-    "mul.rn.bf16x2": torch.mul,
-    "sub.rn.bf16x2": torch.sub,
+    "fma.rn": lambda x, y, z: x * y + z,
+    "mul.rn": torch.mul,
+    "sub.rn": torch.sub,
 }
+_PAIR_DTYPES = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}
+LARGEST_E4M3 = 448.0
 
 
 def run_ptx(asm: str, registers: dict[str, int]) -> dict[str, int]:
     """The registers after inline assembly in the few instructions that unpack words."""
-    for line in re.findall(r"^\s*([a-z][^;{}]*);", asm, re.MULTILINE):
-        op, rest = line.split(maxsplit=1)
-        names = [name.strip() for name in rest.split(",")]
+    for op, rest in re.findall(r"(?<![\w.$])([a-z][a-z0-9_]*\.[\w.]+)\s+([^;]+);", asm):
+        names = [name.strip(" {}") for name in rest.split(",")]
         a, *others = [
             registers[name] if name in registers else int(name, 0) if name[0].isdigit() else 0
             for name in names[1:]
@@ -34,14 +35,19 @@ def pair_of(word: int, dtype: torch.dtype) -> Tensor:
     return halves.view(dtype).double()
 
 
+def word_of(numbers: Tensor) -> int:
+    """A word with four numbers of 8 bits."""
+    return int.from_bytes(bytes(numbers.view(torch.uint8).tolist()), "little")
+
+
 def bf16_pair(word: int) -> Tensor:
     """The two bfloat16 of a word, in float64."""
     return pair_of(word, torch.bfloat16)
 
 
 def _instruction(op: str, a: int, others: list[int]) -> int:
-    if op == "mov.b32":
-        return a
+    if op == "mov.b32":  # of one word, or of two halves
+        return a | others[0] << 16 if others else a
     if op == "shl.b32":
         return a << others[0] & 0xFFFFFFFF
     if op == "shr.u32":
@@ -50,12 +56,15 @@ def _instruction(op: str, a: int, others: list[int]) -> int:
         return a & others[0]
     if op in ("add.u32", "sub.u32"):
         return (a + others[0] if op == "add.u32" else a - others[0]) & 0xFFFFFFFF
-    if op == "shr.u32":
-        return a >> others[0]
-    if op == "mov.b32":
-        return a
-    if op in _PAIRS:
-        low, high = _PAIRS[op](*map(bf16_pair, (a, *others))).bfloat16().view(torch.int16).tolist()
+    if op == "cvt.rn.satfinite.e4m3x2.f16x2":
+        rounded = pair_of(a, torch.float16).clamp(-LARGEST_E4M3, LARGEST_E4M3)
+        low, high = rounded.float().to(torch.float8_e4m3fn).view(torch.uint8).tolist()
+        return low | high << 8
+    name, _, kind = op.rpartition(".")
+    if name in _PAIRS:
+        dtype = _PAIR_DTYPES[kind]
+        made = _PAIRS[name](*(pair_of(each, dtype) for each in (a, *others)))
+        low, high = made.to(dtype).view(torch.int16).tolist()
         return low & 0xFFFF | (high & 0xFFFF) << 16
     if op == "lop3.b32":
         b, c, table = others

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
-from ptx import pair_of, run_ptx
+from ptx import pair_of, run_ptx, word_of
 from test_triton_kernels import DEVICE, ON_GPU, check_fused, moved
+from torch import Tensor
 from twins import error_of, normal
 
 from quire.kernels.cpu.native import set_num_threads
@@ -80,29 +83,48 @@ def test_linear_multiplies_by_the_numbers(found: CodebookFormat, batch_invariant
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-3)
 
 
+def pairs_of_codes(found: CodebookFormat) -> tuple[Tensor, list[int]]:
+    """Each pair of adjacent codes, 512 in all, and the words [64] of them."""
+    codes = torch.arange(256, dtype=torch.uint8)[None]
+    scale = torch.ones(1, 512 // found.spec.group).half()
+    words = pack_int4(quantize_int4(torch.randn(1, 512), 128, hadamard=False)).words
+    stored = packed(CodebookWeight(codes, scale, found.spec.codes, found.spec.group)).words
+    assert stored.shape == words.shape
+    ids = torch.stack([codes & 15, codes >> 4], dim=2).flatten().int()
+    return ids, [word & 0xFFFFFFFF for word in stored[0].tolist()]
+
+
 @FORMATS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_instructions_look_up_the_numbers(found: CodebookFormat, dtype: torch.dtype) -> None:
     """What Hopper's GEMMs do in registers, by an interpreter of their instructions."""
     ring = pytest.importorskip("quire.kernels.triton.hopper.hopper_word_codes")
     table, tables = torch.tensor(found.numbers).to(dtype), byte_tables(found.spec.codes, dtype)
-    codes = torch.arange(256, dtype=torch.uint8).repeat(1, 1)  # each pair of adjacent codes
-    from_rows = torch.stack([codes & 15, codes >> 4], dim=2).flatten()
-    scale = torch.ones(1, 512 // found.spec.group).half()
-    words = pack_int4(quantize_int4(torch.randn(1, 512), 128, hadamard=False)).words
-    stored = packed(CodebookWeight(codes, scale, found.spec.codes, found.spec.group)).words
-    assert stored.shape == words.shape
-    for step in range(2):
-        for pair in range(16):
-            first, second = stored[0, 32 * step + 2 * pair :][:2].tolist()
-            for block in range(4):
-                word = (first if block < 2 else second) & 0xFFFFFFFF
-                asm = ring.look_up_words("word", block, tables, "$0", "$32")
-                after = run_ptx(asm, {"word": word})
-                for half in (0, 32):
-                    column = 256 * step + 64 * block + half + 2 * pair
-                    expected = table[from_rows[column : column + 2].int()]
-                    assert torch.equal(pair_of(after[f"${half}"], dtype), expected.double())
+    ids, words = pairs_of_codes(found)
+    for step, pair, block in itertools.product(range(2), range(16), range(4)):
+        word = words[32 * step + 2 * pair + block // 2]
+        after = run_ptx(ring.look_up_words("word", block, tables, "$0", "$32"), {"word": word})
+        for half in (0, 32):
+            column = 256 * step + 64 * block + half + 2 * pair
+            expected = table[ids[column : column + 2]]
+            assert torch.equal(pair_of(after[f"${half}"], dtype), expected.double())
+
+
+@FORMATS
+def test_instructions_look_up_scale_and_round_to_fp8(found: CodebookFormat) -> None:
+    """Those of many rows on Hopper."""
+    kernel = pytest.importorskip("quire.kernels.triton.hopper.hopper_int4_to_fp8")
+    tables, (ids, words) = byte_tables(found.spec.codes, torch.float16), pairs_of_codes(found)
+    scales = torch.tensor([0.75, 3.3]).half()  # of the first and the second 32 columns
+    one, other = scales.view(torch.int16).tolist()
+    given = {"$6": 65537 * one, "$8": 65537 * other}
+    for step, pair, block in itertools.product(range(2), range(0, 16, 2), range(4)):
+        four = {f"${i + 2}": words[32 * step + 2 * pair + i] for i in range(4)}
+        after = run_ptx(kernel._look_up_asm(block, tables), given | four)
+        for half in range(2):
+            column = 256 * step + 64 * block + 32 * half + 2 * pair
+            numbers = torch.tensor(found.numbers).half()[ids[column : column + 4]] * scales[half]
+            assert after[f"${half}"] == word_of(numbers.to(torch.float8_e4m3fn))
 
 
 HOPPER_ONLY = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")

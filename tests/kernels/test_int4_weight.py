@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ptx import bf16_pair, run_ptx
+from ptx import bf16_pair, run_ptx, word_of
 from torch import Tensor
 
 from quire.kernels import reference
@@ -77,6 +77,26 @@ def test_instructions_make_numbers_of_codes(zero: int | None) -> None:
             found = run_ptx(kernel._numbers_asm(block, zero is not None), given)["$0"]
             column = 32 * block + 2 * pair
             assert torch.equal(bf16_pair(found) * 2.0**21, expected[column : column + 2])
+
+
+@pytest.mark.parametrize("zero", [None, 0, 5, 15])
+def test_instructions_round_codes_to_fp8(zero: int | None) -> None:
+    """Those of many rows on Hopper."""
+    kernel = pytest.importorskip("quire.kernels.triton.hopper.hopper_int4_to_fp8")
+    rows = quantize_int4(torch.randn(1, 256), 128, hadamard=False)
+    codes = torch.stack([rows.codes & 15, rows.codes >> 4], dim=2).flatten().half()
+    words = [int(word) & 0xFFFFFFFF for word in int4_weight.pack_int4(rows).words[0]]
+    scale = torch.tensor(0.0123).half()
+    expected = ((codes - (8 if zero is None else zero)) * scale).to(torch.float8_e4m3fn)
+    given = {"$5": int(scale.view(torch.int16)) * 65537}
+    if zero is not None:
+        given["$7"] = (0x6400 | zero) * 65537
+    for block in range(8):
+        asm = kernel._unpack_asm(block, zero is not None)
+        for pair in range(0, 16, 2):
+            four = {f"${i + 1}": words[2 * pair + i] for i in range(4)}
+            column = 32 * block + 2 * pair
+            assert run_ptx(asm, given | four)["$0"] == word_of(expected[column : column + 4])
 
 
 def test_an_order_of_inputs_is_followed() -> None:
