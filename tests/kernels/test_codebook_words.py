@@ -112,7 +112,7 @@ def test_instructions_look_up_the_numbers(found: CodebookFormat, dtype: torch.dt
 
 @FORMATS
 def test_instructions_look_up_scale_and_round_to_fp8(found: CodebookFormat) -> None:
-    """Those of many rows on Hopper."""
+    """What GEMMs of many rows do on Hopper."""
     kernel = pytest.importorskip("quire.kernels.triton.hopper.hopper_int4_to_fp8")
     tables, (ids, words) = byte_tables(found.spec.codes, torch.float16), pairs_of_codes(found)
     scales = torch.tensor([0.75, 3.3]).half()  # of the first and the second 32 columns

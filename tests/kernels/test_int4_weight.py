@@ -81,7 +81,7 @@ def test_instructions_make_numbers_of_codes(zero: int | None) -> None:
 
 @pytest.mark.parametrize("zero", [None, 0, 5, 15])
 def test_instructions_round_codes_to_fp8(zero: int | None) -> None:
-    """Those of many rows on Hopper."""
+    """What GEMMs of many rows do on Hopper."""
     kernel = pytest.importorskip("quire.kernels.triton.hopper.hopper_int4_to_fp8")
     rows = quantize_int4(torch.randn(1, 256), 128, hadamard=False)
     codes = torch.stack([rows.codes & 15, rows.codes >> 4], dim=2).flatten().half()
