@@ -45,8 +45,10 @@ class Encoded(dict[str, Any]):
 
     def to(self, *device: Any, **options: Any) -> Encoded:
         """Move tensors, see `torch.Tensor.to`; returns itself. Lists and NumPy's arrays stay."""
+        import torch
+
         for name, values in self.items():
-            if hasattr(values, "to"):
+            if isinstance(values, torch.Tensor):
                 self[name] = values.to(*device, **options)
         return self
 
