@@ -162,6 +162,14 @@ def test_an_engine_that_dies_while_it_is_being_unloaded_is_unloaded(grace: float
     assert asyncio.run(run()) == ["loading", "loaded", "unloading", "unloaded", "unloaded"]
 
 
+class Busy:
+    """A fake engine that has work all the time."""
+
+    @property
+    def last_used(self) -> float:
+        return time.monotonic()
+
+
 class InConstantUse:
     """A fake supervisor: requests of loaded models end only where no new ones are started.
 
@@ -175,13 +183,14 @@ class InConstantUse:
         self.jobs: list[asyncio.Task[None]] = []
         self.longest, self.failure = longest, ""
         self.stopped: list[str] = []
+        self.statuses: list[tuple[str, str]] = []
 
     def spawn(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         self.jobs.append(asyncio.create_task(job))
         return self.jobs[-1]
 
     def start_engine(self, _name: str, _config: EngineConfig, _on_end: object) -> object:
-        return SimpleNamespace(last_used=time.monotonic())
+        return Busy()
 
     async def wait_until_started(self, _supervisor: object) -> EngineInfo:
         return INFO
@@ -190,8 +199,9 @@ class InConstantUse:
         self.stopped.append(name)
 
     def broadcast(self, message: ControlMessage) -> None:
-        if isinstance(message, ModelStatus) and message.failure:
-            self.failure = message.failure
+        if isinstance(message, ModelStatus):
+            self.failure = message.failure or self.failure
+            self.statuses.append((message.name, message.state))
         if isinstance(message, ReleaseModel):
             agreed = message.grace > self.longest
             self.fleet.on_message("0", ModelReleased(name=message.name, agreed=agreed))
@@ -205,22 +215,33 @@ class InConstantUse:
         return self.failure
 
 
+async def no_sleep(_seconds: float) -> None:
+    """Takes the place of asyncio.sleep where the clock is a fake, which tests advance."""
+
+
+async def fleet_of(parent: InConstantUse, *names: str, limit: int) -> ModelFleet:
+    """A fleet of on-demand models of 256 MiB each."""
+    plans = [plan(name, at_start=False) for name in names]
+    settings = FleetSettings(memory_bytes=limit)
+    parent.fleet = ModelFleet(cast(ServerSupervisor, parent), plans, settings)
+    for model in parent.fleet._models.values():
+        await parent.fleet._measure(model)
+    return parent.fleet
+
+
 @pytest.mark.parametrize("longest", [0.0, 1e9])
 def test_a_model_is_loaded_while_all_others_are_in_constant_use(
     longest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = 1e6
     monkeypatch.setattr(fleet_model.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(model_fleet.asyncio, "sleep", no_sleep)
 
     async def run() -> list[tuple[int, str]]:
         """When which model is loaded, where all three have requests each second."""
         nonlocal clock
-        plans = [plan(name, at_start=False) for name in "abc"]
-        limit = FleetSettings(memory_bytes=600 * MIB)  # for two
         parent = InConstantUse(longest)
-        parent.fleet = ModelFleet(cast(ServerSupervisor, parent), plans, limit)
-        for model in parent.fleet._models.values():
-            await parent.fleet._measure(model)
+        await fleet_of(parent, *"abc", limit=600 * MIB)  # for two
         loads, is_loaded = [], dict.fromkeys("abc", False)
         for second in range(100):
             for name in "abc":
@@ -242,16 +263,12 @@ def test_no_model_is_unloaded_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has had its turn stays while another one has not, whose memory is needed, too."""
     clock = 1e6
     monkeypatch.setattr(fleet_model.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(model_fleet.asyncio, "sleep", no_sleep)
 
     async def run() -> list[tuple[int, list[str]]]:
         nonlocal clock
-        plans = [plan(name, at_start=False) for name in "abc"]
         parent = InConstantUse()
-        parent.fleet = ModelFleet(
-            cast(ServerSupervisor, parent), plans, FleetSettings(memory_bytes=600 * MIB)
-        )
-        for model in parent.fleet._models.values():
-            await parent.fleet._measure(model)
+        await fleet_of(parent, *"abc", limit=600 * MIB)
         large = parent.fleet._models["c"]
         assert large.footprint is not None
         large.footprint = msgspec.structs.replace(large.footprint, weights=256 * MIB)
@@ -266,3 +283,62 @@ def test_no_model_is_unloaded_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
         return stopped
 
     assert asyncio.run(run()) == [(51, ["a", "b"])]
+
+
+@pytest.mark.parametrize("longest", [-1.0, 0.0])
+def test_models_that_are_used_alternately_are_not_swapped_at_each_request(
+    longest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """longest: -1: whenever they are asked, no answer is in flight; 0: one always is."""
+    clock = 1e6
+    monkeypatch.setattr(fleet_model.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(model_fleet.asyncio, "sleep", no_sleep)
+
+    async def run() -> tuple[list[str], list[tuple[str, str]]]:
+        nonlocal clock
+        parent = InConstantUse(longest)
+        await fleet_of(parent, *"ac", limit=300 * MIB)  # for one
+        for _ in range(100 * 10):
+            await parent.request("a")
+            await parent.request("c")
+            clock += 0.1
+        return parent.stopped, parent.statuses
+
+    stopped, statuses = asyncio.run(run())
+    assert stopped == ["a", "c", "a"]
+    assert sum(state == "unloading" for _, state in statuses) <= 2 * len(stopped)
+    second = statuses.index(("a", "unloading"))  # when it has had its turn
+    assert set(statuses[:second]) == {("a", "loading"), ("a", "loaded"), ("c", "unloaded")}
+
+
+def test_one_client_that_calls_models_in_turn_waits_for_an_idle_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, pauses = 1e6, []
+
+    async def sleep(seconds: float) -> None:
+        nonlocal clock
+        clock += seconds
+        pauses.append(seconds)
+
+    monkeypatch.setattr(fleet_model.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(model_fleet.asyncio, "sleep", sleep)
+
+    async def run() -> list[str]:
+        nonlocal clock
+        parent = InConstantUse(longest=-1.0)
+        monkeypatch.setattr(
+            parent, "start_engine", lambda *_: SimpleNamespace(last_used=time.monotonic())
+        )
+        fleet = await fleet_of(parent, *"ac", limit=300 * MIB)
+        for idle in (0.0, 0.5, 2.0):
+            for name in "ac":
+                assert not await parent.request(name)
+                engine = fleet._models[name].engine
+                assert engine is not None
+                cast(SimpleNamespace, engine).last_used = clock
+                clock += idle
+        return parent.stopped
+
+    assert asyncio.run(run()) == ["a", "c", "a", "c", "a"]
+    assert pauses == pytest.approx([1.1, 1.1, 0.6, 0.6], abs=1e-3)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 FAILURE_SECONDS = 5.0  # after a failed load, until it is tried again
 # that requests of a model are refused until another one makes room; it has been loaded as long
 TURN_SECONDS = 30.0
+IDLE_SECONDS = 1.0  # without work, after which one that has not had its turn makes room
 FORGET_SECONDS = 60.0  # without a request, after which one is the first to be refused again
 
 
@@ -47,6 +48,7 @@ class FleetModel:
         self.failed_at = -FAILURE_SECONDS
         self.retry_after = FAILURE_SECONDS
         self.turn_began = 0.0  # when it was loaded, or last could not make room
+        self.declined_at = -TURN_SECONDS  # when it last was in use as it was asked to make room
         self._first_refused = self._last_refused = -FORGET_SECONDS  # for want of memory
         self.changing = asyncio.Lock()  # held while it is loaded or unloaded
         self.load: asyncio.Task[None] | None = None  # a load that a request asked for
@@ -74,6 +76,17 @@ class FleetModel:
     def has_had_turn(self) -> bool:
         """Whether it has been loaded for so long that it makes room, even if it is in use."""
         return time.monotonic() - self.turn_began > TURN_SECONDS
+
+    @property
+    def seconds_until_idle(self) -> float:
+        """For how long it is not even asked to make room; 0: it is idle, or has had its turn.
+
+        One that declined has begun another turn in this respect: it is not asked at each request.
+        """
+        now = time.monotonic()
+        if self.engine is None or now - max(self.turn_began, self.declined_at) > TURN_SECONDS:
+            return 0.0
+        return max(0.0, max(self.engine.last_used, self.turn_began) + IDLE_SECONDS - now)
 
     def may_demand_memory(self) -> bool:
         """Record that there is no memory for it; returns whether that has lasted for long."""

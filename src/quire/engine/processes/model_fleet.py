@@ -30,7 +30,6 @@ from quire.engine.processes.control_channel import (
     ReleaseModel,
     UnloadModel,
 )
-from quire.engine.processes.engine_supervisor import EngineSupervisor
 from quire.engine.processes.fleet_model import FAILURE_SECONDS, FleetModel, ModelSpec
 from quire.engine.processes.load_progress import NOTE_SECONDS, open_files
 from quire.engine.processes.server_supervisor import ServerSupervisor
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0  # for API processes to say whether a model may be unloaded
+END_SECONDS = 0.1  # for the engine and API processes to end a request that was answered
 MEMORY_RETRY_SECONDS = 2.0  # until a request may find memory free
 DRAIN_SECONDS = 60.0  # for the requests of a model that makes room; longer ones go on
 UNLOADED = "the model was unloaded before the answer was complete; send the request again"
@@ -147,9 +147,14 @@ class ModelFleet:
         """Load a model if it is not loaded; reports its state to API processes in any case."""
         async with model.changing:
             if model.engine is None:
-                async with self._memory_lock:
-                    await self._free_memory(model)
-                    model.engine = self._start_engine(model)
+                try:
+                    await self._start_engine(model)
+                except OutOfModelMemoryError:
+                    if not (pause := max(o.seconds_until_idle for o in self._models.values())):
+                        raise
+                    await asyncio.sleep(pause + END_SECONDS)
+                    await self._start_engine(model)
+                assert model.engine is not None, "it has been started"
                 self._set_state(model, "loading")
             info = await self._supervisor.wait_until_started(model.engine)
             if model.state != "loaded":
@@ -157,9 +162,13 @@ class ModelFleet:
             self._set_state(model, "loaded")
             return info
 
-    def _start_engine(self, model: FleetModel) -> EngineSupervisor:
+    async def _start_engine(self, model: FleetModel) -> None:
+        """Start its engine, once there is memory. Raises OutOfModelMemoryError."""
         on_end = partial(self._on_engine_end, model)
-        return self._supervisor.start_engine(model.plan.name, self._config(model), on_end)
+        async with self._memory_lock:
+            await self._free_memory(model)
+            name, config = model.plan.name, self._config(model)
+            model.engine = self._supervisor.start_engine(name, config, on_end)
 
     def _config(self, model: FleetModel) -> EngineConfig:
         """The model's settings; with a memory limit, the KV cache has its reserved size."""
@@ -234,6 +243,8 @@ class ModelFleet:
     async def _free_memory(self, model: FleetModel) -> None:
         """Unload least recently used models until this one fits. Raises OutOfModelMemoryError.
 
+        Those in use are not asked before they have had their turn: between two requests of a client
+        nothing is in flight, and models would be swapped all the time.
         If all are in use, and have been while requests of this one were refused, those that were
         loaded first get no new requests until theirs have ended.
         """
@@ -243,7 +254,7 @@ class ModelFleet:
         others = [other for other in self._models.values() if other.engine is not None]
         others.sort(key=lambda other: 0.0 if other.engine is None else other.engine.last_used)
         for other in others:
-            if self._num_bytes_with(model) > limit:
+            if self._num_bytes_with(model) > limit and not other.seconds_until_idle:
                 await self._unload_unused(other, grace=0.0)
         if self._num_bytes_with(model) > limit and model.may_demand_memory():
             due = [other for other in others if other.engine is not None and other.has_had_turn]
@@ -299,8 +310,9 @@ class ModelFleet:
         may_unload = await self._all_agree(model, grace) or is_final
         if model.engine is not None:  # else its engine has ended meanwhile
             if not may_unload:
+                model.declined_at = time.monotonic()
                 if grace:
-                    model.turn_began = time.monotonic()
+                    model.turn_began = model.declined_at
                 self._set_state(model, "loaded")
                 return
             await self._supervisor.stop_engine(model.plan.name, UNLOADED)
