@@ -71,6 +71,13 @@ def test_calls_are_those_of_transformers(both: Any, options: dict[str, Any], sid
     assert copy.deepcopy(own).padding_side == side
 
 
+def test_tensors_move_and_lists_stay(both: Any) -> None:
+    own, _ = both
+    found = own("dog", return_tensors="pt").to("meta")
+    assert {each.device.type for each in found.values()} == {"meta"}
+    assert own("dog").to("meta") == own("dog")
+
+
 def test_a_chat_is_cut_and_filled_up(both: Any) -> None:
     own, _ = both
     own.padding_side = own.truncation_side = "right"

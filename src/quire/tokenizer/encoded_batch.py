@@ -43,6 +43,13 @@ class Encoded(dict[str, Any]):
         """A 1 for each token id, and a 0 for each one of padding."""
         return self["attention_mask"]
 
+    def to(self, *device: Any, **options: Any) -> Encoded:
+        """Move tensors, see `torch.Tensor.to`; returns itself. Lists and NumPy's arrays stay."""
+        for name, values in self.items():
+            if hasattr(values, "to"):
+                self[name] = values.to(*device, **options)
+        return self
+
 
 class BatchOptions(msgspec.Struct, frozen=True):
     """Arguments of a call, checked. Raises InvalidRequestError.

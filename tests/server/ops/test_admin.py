@@ -53,7 +53,10 @@ def test_on_a_unix_socket_that_only_the_owner_opens(engine: FakeEngine, tmp_path
         assert stats["admission"]["max_answers"] == 1024 + 8  # type: ignore[index]
         assert stats["num_tasks"] == ask(unix(path), "GET", "/stats")[1]["num_tasks"] > 0  # type: ignore[operator]
         assert ask(unix(path), "POST", "/reset_prefix_cache") == (200, {"status": "ok"})
-        assert engine.num_resets == 1
+        for query, status in (("reset_running_requests=true", 200), ("reset_external=1", 400),
+                              ("reset_running_requests=maybe", 400)):  # fmt: skip
+            assert ask(unix(path), "POST", f"/reset_prefix_cache?{query}")[0] == status
+        assert engine.num_resets == 2
         for method, endpoint in PATHS:
             assert ask(running.connect(), method, endpoint)[0] == 404
     finally:

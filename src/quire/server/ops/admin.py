@@ -16,13 +16,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from quire.errors import invalid_value
 from quire.server.http import strict_json
 from quire.server.http.application import Application
 from quire.server.http.envelope import Envelope
 from quire.server.http.http_errors import HttpError
 from quire.server.http.json_response import JsonResponse
 from quire.server.http.openapi_entry import BODY_ERRORS, ApiRoute, OpenApiEntry
-from quire.server.http.request_reader import read_body
+from quire.server.http.request_reader import read_body, read_query
 from quire.server.model_loading import ModelLoader
 from quire.server.model_registry import ModelEntry
 from quire.server.ops.admin_structs import (
@@ -64,6 +65,14 @@ def _no_such_path(paths: list[str]) -> ASGIApp:
     return refuse
 
 
+class _ResetQuery(msgspec.Struct):
+    reset_running_requests: bool = False  # has no effect
+    reset_external: bool = False
+
+
+_RESET_PROBLEMS = dict.fromkeys(_ResetQuery.__struct_fields__, "must be true or false")
+
+
 class _Endpoints:
     def __init__(self, loader: ModelLoader, settings: ServerSettings) -> None:
         self._loader = loader
@@ -90,6 +99,10 @@ class _Endpoints:
                     method="post",
                     path="/reset_prefix_cache",
                     summary="Empty the prefix cache: later requests find nothing in it.",
+                    rules=(
+                        "The query may have `reset_running_requests`, which has no effect, and "
+                        "`reset_external` (false).",
+                    ),
                     reply=Done,
                 ),
             ),
@@ -144,8 +157,12 @@ class _Endpoints:
         tasks = len(asyncio.all_tasks())
         return JsonResponse(AdminStats(model.engine.stats, admission, tasks))
 
-    async def reset_prefix_cache(self, _request: Request) -> Response:
+    async def reset_prefix_cache(self, request: Request) -> Response:
         """Empty the prefix cache of all loaded models."""
+        if read_query(request, _ResetQuery, _RESET_PROBLEMS).reset_external:
+            raise invalid_value(
+                "reset_external", "KV caches are in the engines alone; leave it out"
+            )
         for model in self._models.loaded():
             await model.engine.reset_prefix_cache()
         return JsonResponse(Done())
