@@ -20,6 +20,13 @@ def _nothing_is_fetched_yet() -> None:
     hub._download.cache_clear()
 
 
+def with_config(folder: Path) -> Path:
+    """A folder that has a config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").touch()
+    return folder
+
+
 def test_a_folder_is_itself(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert hub.resolve_model(str(tmp_path)) == tmp_path
@@ -62,6 +69,7 @@ def test_a_snapshot_is_fetched_without_pickles(
         asked.update(options, name=name)
         return str(tmp_path)
 
+    (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert hub.resolve_model("org/model", "v2") == tmp_path
     assert (asked["name"], asked["revision"]) == ("org/model", "v2")
@@ -118,14 +126,14 @@ def test_offline_without_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     ],
 )
 def test_a_page_of_the_hub_is_its_model(
-    page: str, revision: str | None, monkeypatch: pytest.MonkeyPatch
+    page: str, revision: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def snapshot_download(name: str, revision: str | None, **_: object) -> str:
-        return f"/cache/{name}@{revision}"
+        return str(with_config(tmp_path / f"{name}@{revision}"))
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    assert hub.resolve_model(page) == Path(f"/cache/a/b@{revision}")
-    assert hub.resolve_model(page, "v1") == Path("/cache/a/b@v1")
+    assert hub.resolve_model(page) == tmp_path / f"a/b@{revision}"
+    assert hub.resolve_model(page, "v1") == tmp_path / "a/b@v1"
 
 
 def test_processes_that_start_later_get_the_same_files(
@@ -136,7 +144,7 @@ def test_processes_that_start_later_get_the_same_files(
 
     def snapshot_download(name: str, revision: str | None, **_: object) -> str:
         commit = commits.get(revision or "main", revision)
-        return f"{tmp_path}/{name}/snapshots/{commit}"
+        return str(with_config(tmp_path / name / "snapshots" / str(commit)))
 
     def files_of(config: EngineConfig) -> tuple[Path, Path]:
         hub._download.cache_clear()  # as in another process
@@ -150,7 +158,6 @@ def test_processes_that_start_later_get_the_same_files(
         {"model": "a/b", "revision": "v1", "tokenizer": "c/d"},
     ]
     first = [hub.pinned(EngineConfig.from_options(**options)) for options in given]
-    (tmp_path / "c/d/snapshots" / commits["main"]).mkdir(parents=True)
     (tmp_path / "c/d/snapshots" / commits["main"] / "tokenizer.json").touch()
     before = [files_of(config) for config in first]
     commits |= {"main": "3" * 40, "v1": "4" * 40}

@@ -45,6 +45,17 @@ def test_levels_and_format_are_set_for_the_process() -> None:
     assert json.loads(done.stderr)["message"] == "loud"
 
 
+def test_requests_to_the_hub_are_not_logged() -> None:
+    code = (
+        "import logging; from quire.logs import LogOptions, configure_logging\n"
+        "configure_logging(LogOptions('info', 'text'))\n"
+        "for name in ('httpx', 'httpx2', 'huggingface_hub', 'urllib3', 'filelock'):\n"
+        "    logging.getLogger(name).info('quiet'); logging.getLogger(name).warning('loud')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stderr.count("quiet"), done.stderr.count("loud")) == (0, 5)
+
+
 class Reader:
     """Takes what is written once it is open, and blocks the writer before."""
 

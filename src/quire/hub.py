@@ -11,12 +11,21 @@ import difflib
 import functools
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
 from quire.config import EngineConfig
 from quire.errors import CheckpointError
-from quire.model_folder import check_model_file, check_model_folder, gguf_file, is_gguf
+from quire.model_folder import (
+    check_kind,
+    check_model_file,
+    check_model_folder,
+    gguf_file,
+    gguf_models,
+    is_gguf,
+    shown_names,
+)
 
 BUNDLED = ("quire-tiny", "quire-tiny-draft")
 BUNDLED_FOLDER = Path(__file__).parent / "bundled"
@@ -29,6 +38,7 @@ _PAGE = re.compile(
 )
 _NO_HOME = "home directory"  # of pathlib's RuntimeError for a user who has none
 _OWNERS = "; a name on the hub begins with its owner, as in meta-llama/Llama-3.2-1B-Instruct"
+_LIST_SECONDS = 10  # for the names of a repository's files, which only a message has
 # what a model needs to run; no pickles, no other frameworks' weights, no original checkpoints
 _WEIGHTS = ["model*.safetensors", "model.safetensors.index.json"]
 _SMALL = [
@@ -47,18 +57,25 @@ _SMALL = [
 ]
 
 
-def resolve_model(name: str, revision: str | None = None, *, weights: bool = True) -> Path:
+def resolve_model(
+    name: str,
+    revision: str | None = None,
+    *,
+    weights: bool = True,
+    is_tokenizer: bool = False,
+) -> Path:
     """The folder with the model's files, downloaded if need be.
 
     revision: branch, tag or commit on the hub; only for hub names. weights: False: those files are
-    not downloaded, as for what the others decide. With HF_HUB_OFFLINE=1 only what was downloaded
+    not downloaded, as for what the others decide. is_tokenizer: a repository
+    that has a tokenizer alone will do. With HF_HUB_OFFLINE=1 only what was downloaded
     before is used. Raises CheckpointError, with the fix, when nothing is found.
     """
     if name in BUNDLED:
         _refuse_revision(name, revision, "comes with this version of quire")
         return _bundled(name)
     local = _local(name, revision)
-    return local if local is not None else _of_hub(name, revision, weights)
+    return local if local is not None else _of_hub(name, revision, weights, is_tokenizer)
 
 
 def _local(name: str, revision: str | None) -> Path | None:
@@ -77,7 +94,7 @@ def _local(name: str, revision: str | None) -> Path | None:
     return None
 
 
-def _of_hub(given: str, revision: str | None, weights: bool) -> Path:
+def _of_hub(given: str, revision: str | None, weights: bool, is_tokenizer: bool) -> Path:
     """The snapshot of a repository, given by its name or a page of it."""
     name = given
     if page := _PAGE.fullmatch(given):
@@ -90,7 +107,31 @@ def _of_hub(given: str, revision: str | None, weights: bool) -> Path:
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
         raise CheckpointError(f"there is no folder {name!r}; use a folder or a hub name")
     folder = _download(name, revision, is_small=True)
-    return _download(name, _commit(folder) or revision, is_small=False) if weights else folder
+    commit = _commit(folder) or revision
+    is_enough = is_tokenizer and any(folder.glob("tokenizer*"))
+    if not is_enough and not (folder / "config.json").is_file():
+        raise _no_config(name, commit)
+    return _download(name, commit, is_small=False) if weights else folder
+
+
+def _no_config(name: str, revision: str | None) -> CheckpointError:
+    """The error for a repository without config.json, by its files where the hub lists them."""
+    from huggingface_hub import HfApi
+
+    files: list[str] = []
+    with suppress(Exception):  # whatever fails, as the network: it only says more
+        about = HfApi().model_info(name, revision=revision, timeout=_LIST_SECONDS)
+        files = [each.rfilename for each in about.siblings or ()]
+    if found := gguf_models(sorted(files)):
+        return CheckpointError(
+            f"{name} has GGUF files ({shown_names(found)}); download one (`hf download {name} "
+            "FILE`) and name that file"
+        )
+    try:
+        check_kind(name, files)
+    except CheckpointError as error:
+        return error
+    return CheckpointError(f"{name} has no config.json; name a repository with a model's files")
 
 
 def hub_name(given: str) -> str:
@@ -134,7 +175,7 @@ def model_folder(config: EngineConfig) -> Path:
 def tokenizer_folder(config: EngineConfig) -> Path:
     """The folder with the tokenizer: the model's, unless another is named."""
     if config.model.tokenizer is not None:
-        return resolve_model(config.model.tokenizer, weights=False)
+        return resolve_model(config.model.tokenizer, weights=False, is_tokenizer=True)
     return config_folder(config)
 
 

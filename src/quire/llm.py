@@ -35,9 +35,10 @@ from quire.engine.frontend.prompt_options import (
     refuse_unknown,
     take_renamed,
 )
+from quire.engine.startup.resolved_config import check_files
 from quire.errors import invalid_value
 from quire.llm_options import LLMOptions
-from quire.tokenizer.load_tokenizer import check_tokenizer, load_tokenizer, read_template
+from quire.tokenizer.load_tokenizer import load_tokenizer, read_template
 from quire.tokenizer.transformers_api import TransformersTokenizer
 
 Sampling = SamplingParams | Sequence[SamplingParams] | None
@@ -58,7 +59,7 @@ class LLM(ModelOwner):
     ) -> None:
         named = {} if model is None else {"model": model}
         config = EngineConfig.from_options(**named, **options)
-        check_tokenizer(config)  # before the model is loaded
+        check_files(config)  # before the model is loaded
         self.tokenizer = load_tokenizer(config)
         self._engine = OfflineEngine(config, self.tokenizer)
         self._with_template = lru_cache(8)(self.tokenizer.with_chat_template)

@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 FLUSH_SECONDS = 1.0  # at the end of a process, for lines that are not written yet
 DROPPED = "%d log lines dropped: the reader of stderr is too slow"
 
+# log each request to the hub
+_DOWNLOADERS = ("httpx", "httpx2", "huggingface_hub", "urllib3", "filelock")
+
 
 class LogOptions(msgspec.Struct, frozen=True):
     """Settings of the log. level: the least, such as "info". format: "text" or "json"."""
@@ -41,8 +44,8 @@ def configure_logging(options: LogOptions) -> None:
     logging.basicConfig(level=options.level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
     logging.getLogger("uvicorn").setLevel("WARNING")  # its start and end messages are our own
-    if options.level != "debug":
-        logging.getLogger("asyncio").setLevel("WARNING")
+    for name in _DOWNLOADERS if options.level == "debug" else ("asyncio", *_DOWNLOADERS):
+        logging.getLogger(name).setLevel("WARNING")
 
 
 def _handler(formatter: logging.Formatter) -> logging.Handler:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,18 +41,7 @@ def check_model_folder(folder: Path) -> None:
             check_regular(file)
     if (folder / "config.json").exists() or gguf_file(folder) is not None:
         return
-    if "adapter_config.json" in names:
-        raise CheckpointError(
-            f"{folder} is a LoRA adapter, without the weights of its model; merge it (peft: "
-            "PeftModel.merge_and_unload, then save_pretrained), and name the merged folder"
-        )
-    if "model_index.json" in names:
-        raise CheckpointError(f"{folder} is an image model (diffusers); name a language model")
-    if "params.json" in names:
-        raise CheckpointError(
-            f"{folder} is in its maker's own format (params.json); use the model's folder in "
-            "Hugging Face's format, which has a config.json"
-        )
+    check_kind(folder, names)
     if QUANTIZE_RUN in names:
         raise CheckpointError(
             f"{folder} is a run of `quire quantize` that has not finished; run the same command "
@@ -63,6 +52,25 @@ def check_model_folder(folder: Path) -> None:
     inner = [file for file in files if (file / "config.json").is_file()]
     hint = f"name {inner[0]}" if inner else "name the folder of a complete checkpoint"
     raise CheckpointError(f"{folder} is not a model: it has no config.json; {hint}")
+
+
+def check_kind(named: str | Path, names: Collection[str]) -> None:
+    """Raise CheckpointError for the files of an adapter, or of a format that is not read.
+
+    named: the folder or the repository with them, which has no config.json.
+    """
+    if "adapter_config.json" in names:
+        raise CheckpointError(
+            f"{named} is a LoRA adapter, without the weights of its model; merge it (peft: "
+            "PeftModel.merge_and_unload, then save_pretrained), and name the merged folder"
+        )
+    if "model_index.json" in names:
+        raise CheckpointError(f"{named} is an image model (diffusers); name a language model")
+    if "params.json" in names:
+        raise CheckpointError(
+            f"{named} is in its maker's own format (params.json); use the model's folder in "
+            "Hugging Face's format, which has a config.json"
+        )
 
 
 def named_file(path: Path) -> Path:
@@ -77,13 +85,28 @@ def gguf_file(folder: Path) -> Path | None:
     Raises CheckpointError for several, of which one has to be named.
     """
     names = sorted(file.name for file in folder.iterdir())
-    found = [name for name in names if name.endswith(".gguf") and not name.startswith(_PROJECTOR)]
+    found = gguf_models(names)
     if not found or any(name.endswith(".safetensors") for name in names):
         return None
     if len(found) > 1:
-        shown = ", ".join(found[:_LISTED]) + (" ..." if len(found) > _LISTED else "")
-        raise CheckpointError(f"{folder} has {len(found)} GGUF files; name one of them: {shown}")
+        raise CheckpointError(
+            f"{folder} has {len(found)} GGUF files; name one of them: {shown_names(found)}"
+        )
     return folder / found[0]
+
+
+def gguf_models(names: Iterable[str]) -> list[str]:
+    """The names that are those of GGUF files with a language model."""
+    return [
+        name
+        for name in names
+        if name.endswith(".gguf") and not name.rpartition("/")[2].startswith(_PROJECTOR)
+    ]
+
+
+def shown_names(names: Sequence[str]) -> str:
+    """Names for a message; the first ones of many."""
+    return ", ".join(names[:_LISTED]) + (" ..." if len(names) > _LISTED else "")
 
 
 def is_gguf(file: Path) -> bool:

@@ -16,6 +16,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from tiny_models import SAMPLES, quantize, write_model
 
+from quire import LLM
 from quire.cli import model_speed
 from quire.cli.model_speed import measure_speed
 from quire.cli.quality_table import layer_bars, print_report
@@ -75,6 +76,19 @@ def test_weights_that_failed_are_refused_and_why(folders: tuple[Path, Path]) -> 
     assert isinstance(shown, dict)
     assert shown["passed"] is False
     assert start(folders[1], "perplexity=9,cosine=0.1,same_top_1=0") is not None
+
+
+def test_weights_that_failed_are_served_with_a_warning(
+    folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    for limits in (STRICT, LOOSE):
+        report = check(folders, limits)
+        caplog.clear()
+        with LLM(folders[1], quality_gate="off", device="cpu", skip_tokenizer_init=True):
+            pass
+        found = [each.getMessage() for each in caplog.records if "quality gate" in each.msg]
+        assert len(found) == (limits is STRICT)
+        assert all("; ".join(report["failures"]) in each for each in found)
 
 
 def test_weights_that_passed_are_served_unless_limits_are_stricter(

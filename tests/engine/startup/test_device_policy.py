@@ -21,7 +21,7 @@ from quire.engine.startup.device_policy import (
 )
 from quire.engine.startup.memory_plan import DeviceMemory, plan_memory
 from quire.engine.startup.start_engine import start_engine
-from quire.engine.startup.torch_start import torch_device
+from quire.engine.startup.torch_start import _FP8_WEIGHTS, torch_device
 from quire.errors import CheckpointError, ConfigError
 from quire.hub import resolve_model
 from quire.kernels.cpu import native
@@ -178,5 +178,8 @@ def test_a_start_says_why_it_needs_pytorch(
             )
         )  # fmt: skip
         assert f"this start needs PyTorch: {reason}" in caplog.text
+        warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        is_slow = "fp8" in str(options)
+        assert warnings.count(_FP8_WEIGHTS) == is_slow, options
     assert torch_reason(config_of(device="cuda")) == "the model runs on a GPU"
     assert torch_reason(config_of(device="cpu")) is None

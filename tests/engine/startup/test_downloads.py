@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+from huggingface_hub import ModelInfo
 from huggingface_hub.utils import filter_repo_objects
 
 from quire import LLM, hub
@@ -140,3 +142,49 @@ def test_the_report_of_the_weights_quality_is_downloaded(fake_hub: FakeHub) -> N
     for start in (serve, generate):
         with pytest.raises(UserError, match=QUALITY_FILE):
             start()
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (
+            ["README.md", "b.gguf", "a-Q4_0.gguf", "mmproj-a.gguf"],
+            f"{NAME} has GGUF files (a-Q4_0.gguf, b.gguf); download one (`hf download {NAME} FILE`)"
+            " and name that file",
+        ),
+        (["adapter_config.json", "tokenizer.json"], f"{NAME} is a LoRA adapter, without the"),
+        (["notes.txt"], f"{NAME} has no config.json; name a repository with a model's files"),
+        (None, f"{NAME} has no config.json; name a repository with a model's files"),
+    ],
+)
+def test_a_repository_without_a_config_is_refused_by_what_it_has(
+    files: list[str] | None, words: str, fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def model_info(_: object, name: str, *, revision: str | None, **_rest: object) -> ModelInfo:
+        if files is None:
+            raise ConnectionError("offline")
+        assert (name, revision) == (NAME, COMMIT)
+        return ModelInfo(id=name, siblings=[{"rfilename": each} for each in files])
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+    for path in fake_hub.files.iterdir():
+        path.unlink()
+    for each in files or []:
+        (fake_hub.files / each).write_text("{}")
+    for start in (serve, generate, quantize):
+        with pytest.raises(UserError, match=re.escape(words)):
+            start()
+
+
+def test_a_model_that_cannot_run_is_refused_before_its_tokenizer(fake_hub: FakeHub) -> None:
+    fake_hub.change(architectures=["NewForCausalLM"])
+    (fake_hub.files / "tokenizer.json").unlink()
+    for start in (serve, generate):
+        with pytest.raises(UserError, match="NewForCausalLM"):
+            start()
+
+
+def test_a_repository_with_a_tokenizer_alone_is_one_for_the_setting(fake_hub: FakeHub) -> None:
+    (fake_hub.files / "config.json").unlink()
+    config = EngineConfig.from_options(model="quire-tiny-draft", tokenizer=NAME)
+    assert hub.tokenizer_folder(config) == fake_hub.snapshot

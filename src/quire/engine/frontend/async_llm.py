@@ -14,8 +14,9 @@ from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.engine.frontend.async_engine import AsyncEngine, check_loop
 from quire.engine.frontend.prompt_inputs import expand_sampling_params
 from quire.engine.frontend.prompt_options import EncodingOptions, read_one_call, refuse_unknown
+from quire.engine.startup.resolved_config import check_files
 from quire.errors import EngineError, invalid_value
-from quire.tokenizer.load_tokenizer import check_tokenizer, load_tokenizer
+from quire.tokenizer.load_tokenizer import load_tokenizer
 from quire.tokenizer.transformers_api import TransformersTokenizer
 
 
@@ -36,7 +37,7 @@ class AsyncLLM(ModelOwner):
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        check_tokenizer(config)
+        check_files(config)
         self.tokenizer = load_tokenizer(config)
         self._config = config
         self._start: asyncio.Task[AsyncEngine] | None = None

@@ -17,8 +17,9 @@ from quire.engine.frontend.output_processor import OutputProcessor, Processed
 from quire.engine.frontend.prompt_options import EncodingOptions, read_one_call, refuse_unknown
 from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.engine.frontend.streamed_items import StreamedItems, streamed_items
+from quire.engine.startup.resolved_config import check_files
 from quire.errors import QuireError, invalid_value
-from quire.tokenizer.load_tokenizer import check_tokenizer, load_tokenizer
+from quire.tokenizer.load_tokenizer import load_tokenizer
 from quire.tokenizer.transformers_api import TransformersTokenizer
 
 
@@ -29,7 +30,7 @@ class LLMEngine(ModelOwner, OfflineEngine):
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        check_tokenizer(config)  # before the model is loaded
+        check_files(config)  # before the model is loaded
         self.tokenizer = load_tokenizer(config)
         super().__init__(config, self.tokenizer)
         self._outputs = OutputProcessor(self.tokenizer, RequestMetrics())

@@ -338,10 +338,9 @@ def _measured(config: EngineConfig, limit: int | None) -> tuple[EngineConfig, Fo
     """
     from quire.engine.startup.device_policy import device_type
     from quire.engine.startup.footprint import footprint_of
-    from quire.engine.startup.resolved_config import resolve
-    from quire.tokenizer.load_tokenizer import check_tokenizer
+    from quire.engine.startup.resolved_config import check_files, resolve
 
-    check_tokenizer(config)
+    check_files(config)
     if config.model.load_format != "null":
         resolve(config, device_type(config))
     footprint = footprint_of(config, limit)

@@ -25,12 +25,18 @@ from quire.model_folder import GGUF_LINK
 from quire.models.checkpoints.open_checkpoint import weight_bytes
 from quire.models.config.model_config import ModelConfig
 from quire.models.config.pooling_config import read_pooling
-from quire.models.config.quality_gate import Quality, gate_limits, pass_gate
+from quire.models.config.quality_gate import OFF, Quality, gate_limits, pass_gate
+from quire.models.config.quality_report import read_report
 from quire.models.config.sampling_defaults import read_sampling_defaults
 from quire.quantization.scheme import scheme_of
+from quire.tokenizer.load_tokenizer import check_tokenizer
 
 logger = logging.getLogger(__name__)
 
+_FAILED = (
+    "the weights do not pass the quality gate, which is off: %s; quantize them with more bits, "
+    "smaller groups or another method"
+)
 MOST_OFFSETS = 2**31 - 1  # in a tensor
 # By the name of a checkpoint format: the method of `quire quantize` that writes such weights, or
 # "", and what converts weights to as many bits while they are loaded.
@@ -73,7 +79,11 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
         return list(zip(self.model_config.spec.layers, self.kv_layers, strict=True))
 
     def warn_of_quantization(self) -> None:
-        """Log a warning if the settings convert weights that are quantized already."""
+        """Log a warning if weights are quantized twice, or served although their check failed."""
+        if self.quality is not None and self.config.model.quality_gate == OFF:
+            failures = (read_report(self.folder) or {}).get("failures")
+            if failures:
+                logger.warning(_FAILED, "; ".join(failures))
         wanted, stored = self.config.model.scheme, self.model_config.checkpoint_format
         if wanted in ("none", "dequantized") or stored is None:
             return
@@ -121,6 +131,15 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
     folder = _with_weights(config, model_config, folder, device)
     quality = _quality(config, folder, model_config)
     return msgspec.structs.replace(found, folder=folder, quality=quality)
+
+
+def check_files(config: EngineConfig) -> None:
+    """Refuse a model by its config, then by its tokenizer, which are read for no more than that.
+
+    Raises CheckpointError or ConfigError.
+    """
+    ModelConfig.from_folder(config_folder(config))
+    check_tokenizer(config)
 
 
 def _with_weights(

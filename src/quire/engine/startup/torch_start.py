@@ -32,7 +32,7 @@ from quire.kernels.torch_dtypes import torch_dtype
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading.loader import load_unsaved
 from quire.models.prepared.prepared_reader import StoredArrays
-from quire.models.prepared.prepared_weights import stored_arrays
+from quire.models.prepared.prepared_weights import formats_of, stored_arrays
 from quire.models.runtimes.torch_model import with_cache
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,10 @@ logger = logging.getLogger(__name__)
 _UNCOMPILED = (
     "there are no compiled kernels for this processor, and steps take several times as long; "
     "install again with a C++ compiler, if there was none"
+)
+
+_FP8_WEIGHTS = (
+    "FP8 has no kernel for CPUs and is many times slower than 16 bits; use --quantization int8"
 )
 
 
@@ -143,6 +147,8 @@ def _host_backend(
         decoder = make_decoder(resolved, compiled_weights_of(model))
     except UnsupportedModelError as error:
         logger.info("PyTorch's modules run the model: %s", error)
+        if any(str(weight.get("codes")).startswith("fp8") for weight in formats_of(model).values()):
+            logger.warning("%s", _FP8_WEIGHTS)
     else:
         return compiled_backend(resolved, decoder, phases, on_started)
     config, model_config = resolved.config, resolved.model_config
