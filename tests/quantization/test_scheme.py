@@ -107,7 +107,7 @@ def test_each_scheme_has_formats_for_each_type_of_device() -> None:
 def test_wrong_overrides_are_refused_before_a_model_is_downloaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(resolved_config, "resolve_model", pytest.fail)
+    monkeypatch.setattr(resolved_config, "config_folder", pytest.fail)
     requested = EngineConfig.from_options(model="a/b", quantization_overrides="lm_head=int3")
     with pytest.raises(ConfigError, match="the format of 'lm_head' must be one of none, fp8"):
         resolved_config.resolve(requested, "cpu")
