@@ -67,9 +67,9 @@ def resolve_model(
     """The folder with the model's files, downloaded if need be.
 
     revision: branch, tag or commit on the hub; only for hub names. weights: False: those files are
-    not downloaded, as for what the others decide. is_tokenizer: a repository
-    that has a tokenizer alone will do. With HF_HUB_OFFLINE=1 only what was downloaded
-    before is used. Raises CheckpointError, with the fix, when nothing is found.
+    not downloaded, as for what the others decide. is_tokenizer: a repository with a tokenizer alone
+    will do. With HF_HUB_OFFLINE=1 only what was downloaded before is used. Raises CheckpointError,
+    with the fix, when nothing is found.
     """
     if name in BUNDLED:
         _refuse_revision(name, revision, "comes with this version of quire")

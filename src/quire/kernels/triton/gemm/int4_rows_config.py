@@ -42,8 +42,8 @@ STEP_US = {
     (256, 128): (1.6,), (256, 64): (0.87,), (192, 128): (1.55,), (192, 64): (0.8,),
     (128, 128): (1.44, 1.9), (128, 64): (0.82, 1.1),
 }  # fmt: skip
-LOOK_UP_US = {128: 0.4, 64: 0.2}  # more where codes are looked up, by outputs of a tile,
-BESIDE = 2.5  # and times that for two programs
+LOOK_UP_US = {128: 0.4, 64: 0.2}  # more where codes are looked up, by outputs of a tile
+LOOK_UP_BESIDE = 2.5  # times that for two programs beside each other
 START_US = 3.9  # of a program besides
 SHORT_RING = 1.25  # times as long with two stages, for more than 128 rows and 64 outputs
 
@@ -56,7 +56,7 @@ def expected_us(
     alone, *beside = STEP_US[config.block_m, config.block_n]
     if codebook:
         alone += LOOK_UP_US[config.block_n]
-        beside = [us + BESIDE * LOOK_UP_US[config.block_n] for us in beside]
+        beside = [us + LOOK_UP_BESIDE * LOOK_UP_US[config.block_n] for us in beside]
     if config.block_m > 128 and (config.block_n, config.stages) == (64, 2):
         alone *= SHORT_RING
     steps, programs = config.steps(k, 256), config.num_programs(m, n)

@@ -63,20 +63,26 @@ def multiply_rows_int4(
     assert 2 * tiles <= NUM_COUNTERS
     assert config.split == 1 or tiles * config.split * block_n * block_m <= NUM_PARTIALS
     out = torch.empty(m, n, dtype=torch.bfloat16, device=codes.device)
-    boxes, rest_boxes = (
-        (column_boxes(codes, 1, rows),
-         TensorDescriptor.from_tensor(out, [rows, block_n], tile_layout(2)))
-        if rows else (None, None) for rows in (block_m - config.rest, config.rest)
-    )  # fmt: skip
+    x_boxes, out_boxes = _boxes(codes, out, block_m - config.rest, block_n)
+    x_rest, out_rest = _boxes(codes, out, config.rest, block_n)
     hopper_int4_rows_kernel[(tiles * config.split,)](
-        boxes[0], rest_boxes[0], word_boxes(weight.words, 1, block_n), boxes[1], rest_boxes[1],
+        x_boxes, x_rest, word_boxes(weight.words, 1, block_n), out_boxes, out_rest,
         x.scale, weight.row_scale, weight.scale, weight.zeros, bias, space.partials,
         space.counters, m, n, weight.inputs, STAGES=config.stages, SPLIT=config.split,
         GROUP=weight.group, GROUP_ROWS=config.group_rows(weight.inputs, weight.group),
-        CODEBOOK=codebook,
-        num_warps=config.warps, maxnreg=config.registers, launch_pdl=True,
+        CODEBOOK=codebook, num_warps=config.warps, maxnreg=config.registers, launch_pdl=True,
     )  # fmt: skip
     return out
+
+
+def _boxes(
+    codes: Tensor, out: Tensor, rows: int, block_n: int
+) -> tuple[TensorDescriptor | None, TensorDescriptor | None]:
+    """Boxes of so many rows of x, and of its results; None for no rows."""
+    if not rows:
+        return None, None
+    boxes = TensorDescriptor.from_tensor(out, [rows, block_n], tile_layout(2))
+    return column_boxes(codes, 1, rows), boxes
 
 
 @gluon.jit(do_not_specialize=["M"])
