@@ -105,11 +105,11 @@ def few_rows(
     return row
 
 
-def worth_trying(m: int, n: int, k: int, group: int) -> list[Int4RowsConfig]:
+def worth_trying(m: int, n: int, k: int) -> list[Int4RowsConfig]:
     """Configs of many rows that may be the best: of the expected time up to 1.6 times the least."""
     num_sms = workspace(torch.device(DEVICE, 0)).num_sms
-    found = {each: expected_us(m, n, k, group, num_sms, zeros=False, config=each)
-             for each in int4_rows_configs(m, n, k, group)}  # fmt: skip
+    found = {each: expected_us(m, n, k, num_sms, each)
+             for each in int4_rows_configs(m, n, k)}  # fmt: skip
     near = sorted(found, key=lambda each: found[each])[:MOST_CONFIGS]
     return [each for each in near if found[each] <= 1.6 * found[near[0]]]
 
@@ -133,10 +133,10 @@ def many_rows(m: int, n: int, k: int, group: int, budget: Budget) -> dict[str, A
     w4a16_us = None
     if m <= 128:
         w4a16_us = time_graph([lambda w=w: skinny_gemm(x, w) for w in weights], 200.0)
-    rule = int4_rows_config(m, n, k, group, workspace(x.device).num_sms)
+    rule = int4_rows_config(m, n, k, workspace(x.device).num_sms)
     assert rule is not None  # common sizes
     found = time_configs(
-        list(dict.fromkeys([rule, *worth_trying(m, n, k, group)])),
+        list(dict.fromkeys([rule, *worth_trying(m, n, k)])),
         lambda config: [lambda w=w: multiply_rows_int4(given, w, None, config) for w in weights],
         x @ numbers.t(),
         f"{n}x{k} {m} rows",
@@ -182,7 +182,7 @@ def main() -> None:
     ]
     precompile(compile_case, cases, args.workers, budget)
     each = {(n, k, args.group, config) for (n, k), m in itertools.product(shapes, args.many)
-            for config in worth_trying(m, n, k, args.group)}  # fmt: skip
+            for config in worth_trying(m, n, k)}  # fmt: skip
     precompile(compile_rows, list(each), args.workers, budget)
     few = [few_rows(m, n, k, args.group, args.stages, bandwidth, budget)
            for (n, k), m in itertools.product(shapes, args.rows)]  # fmt: skip

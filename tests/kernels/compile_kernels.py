@@ -28,7 +28,7 @@ from quire.kernels.triton.attention.shared_prefix_attention import shared_attent
 from quire.kernels.triton.gemm.block_config import BlockConfig
 from quire.kernels.triton.gemm.byte_rows_config import ByteRowsConfig
 from quire.kernels.triton.gemm.int4_config import scales_codes
-from quire.kernels.triton.gemm.int4_rows_config import Int4RowsConfig
+from quire.kernels.triton.gemm.int4_rows_config import int4_rows_configs
 from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
 from quire.kernels.triton.hopper.hopper_block_gemm import hopper_block_gemm_kernel
 from quire.kernels.triton.hopper.hopper_byte_rows import hopper_byte_rows_kernel
@@ -254,41 +254,42 @@ def ring_int4(
 
 
 def rows_int4(
-    capability: int, block_m: int = 256, block_n: int = 128, group: int = 128,
+    capability: int, block_m: int = 256, block_n: int = 64, group: int = 128,
     *, zeros: bool = False, codebook: str | None = None,
 ) -> Compiled:  # fmt: skip
     """The result of more than 64 rows in FP8 with weights in four bits."""
-    config = Int4RowsConfig(block_m, block_n, stages=2, split=4)
-    words, columns = gl.NVMMASharedLayout(128, 32, 3), gl.NVMMASharedLayout(64, 8, 4)
+    config = next(each for each in int4_rows_configs(192, 4096, 4096)
+                  if (each.block_m, each.block_n) == (block_m, block_n))  # fmt: skip
+    words, groups = gl.NVMMASharedLayout(128, 32, 3), f"{256 // group},{block_n}"
+    columns, rest = tile_layout(1), config.rest
+    scale, scale_bits = ("u8", 8) if codebook == "mxfp4" else ("fp16", 16)
     types = {
-        "x_desc": f"tensordesc<fp8e4nv[4,1,{block_m - config.rest},64],{columns!r}>",
+        "x_desc": f"tensordesc<fp8e4nv[{block_m - rest},128],{columns!r}>",
+        "rest_desc": f"tensordesc<fp8e4nv[{rest},128],{columns!r}>",
         "w_desc": f"tensordesc<i32[1,{block_n},32],{words!r}>",
-        "out_desc": f"tensordesc<bf16[{block_m - config.rest}, {block_n}],{tile_layout(2)!r}>",
-        "rest_desc": f"tensordesc<fp8e4nv[4,1,{config.rest},64],{columns!r}>",
-        "rest_out_desc": f"tensordesc<bf16[{config.rest}, {block_n}],{tile_layout(2)!r}>",
-        "bias_ptr": BF16,
+        "scale_desc": f"tensordesc<{scale}[{groups}],{gl.NVMMASharedLayout(0, scale_bits, 2)!r}>",
+        "zero_desc": f"tensordesc<u8[{groups}],{gl.NVMMASharedLayout(0, 8, 2)!r}>",
+        "out_desc": f"tensordesc<bf16[64,{block_n}],{tile_layout(2)!r}>",
+        "bias_ptr": BF16, "counter_ptr": INTS, **dict.fromkeys(["M", "N", "K"], "i32"),
         **dict.fromkeys(["x_scale_ptr", "row_scale_ptr", "partial_ptr"], "*fp32"),
-        "group_scale_ptr": "*u8" if codebook == "mxfp4" else "*fp16",
-        "zero_ptr": "*u8", "counter_ptr": INTS, **dict.fromkeys(["M", "N", "K"], "i32"),
     }  # fmt: skip
     constants: dict[str, Any] = {
-        "STAGES": 2, "SPLIT": 4, "GROUP": group, "GROUP_ROWS": 32,
+        "STAGES": config.stages, "SPLIT": 4,
         "CODEBOOK": codebook and byte_tables(codebook, torch.float16),
     }  # fmt: skip
-    absent = [] if zeros else ["zero_ptr"]
-    absent += [] if config.rest else ["rest_desc", "rest_out_desc"]
-    for name in absent:
+    for name in ([] if zeros else ["zero_desc"]) + ([] if rest else ["rest_desc"]):
         constants[name] = None
         del types[name]
-    return compile_kernel(
+    compiled = compile_kernel(
         hopper_int4_rows_kernel,
         types,
         constants,
         capability,
         num_warps=config.warps,
         launch_pdl=True,
-        maxnreg=config.registers,
     )
+    assert compiled.shared_memory <= config.shared_memory
+    return compiled
 
 
 def blocks(
@@ -852,13 +853,14 @@ KERNELS = {
         rows_bytes, block_m=128, block_n=64, codes="e4m3", group=64
     ),
     "rows_int4": rows_int4,
-    "rows_int4_zeros": functools.partial(rows_int4, group=32, block_n=64, zeros=True),
-    "rows_int4_beside": functools.partial(rows_int4, block_m=128, group=64),
-    "rows_int4_beside_zeros": functools.partial(rows_int4, block_m=128, group=32, zeros=True),
+    "rows_int4_zeros": functools.partial(rows_int4, group=32, zeros=True),
+    "rows_int4_wide": functools.partial(rows_int4, block_m=128, block_n=128, group=64),
     "rows_int4_rest": functools.partial(rows_int4, block_m=192, group=32, zeros=True),
     "rows_nf4": functools.partial(rows_int4, group=64, codebook="nf4"),
-    "rows_mxfp4_beside": functools.partial(rows_int4, block_m=128, group=32, codebook="mxfp4"),
-    "rows_int4_small": functools.partial(rows_int4, block_m=128, block_n=64),
+    "rows_mxfp4_wide": functools.partial(
+        rows_int4, block_m=192, block_n=128, group=32, codebook="mxfp4"
+    ),
+    "rows_int4_small": functools.partial(rows_int4, block_m=128),
     "ring_int4_heads": functools.partial(ring_int4, rows=2, block_n=128, parts=1, heads=True),
     "skinny_rope_int8": functools.partial(skinny, heads=True, cache="*i8"),
     "ring_rope_int8": functools.partial(ring, heads=True, cache="*i8"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -96,17 +97,23 @@ def test_every_config_gives_the_result(rows: int) -> None:
             assert error_of(skinny_gemm(x, words, config=config), expected) < 4e-3, config
 
 
-@pytest.mark.parametrize("rows", [70, 129, 257, 384])
-@pytest.mark.parametrize("zeros", [False, True])
-def test_every_config_of_many_rows_gives_the_result(rows: int, *, zeros: bool) -> None:
-    """Rows behind the last one of x are not stored, and partial results leave nothing behind."""
-    weight = weight_of(1016, 2048, 64, zeros=zeros)
-    x = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
-    bias = torch.randn(1016, device="cuda", dtype=torch.bfloat16)
+@pytest.mark.parametrize("rows", [70, 129, 257, 384, 1000])
+@pytest.mark.parametrize(("n", "k"), [(1008, 2048), (20000, 320), (9008, 832)])
+@pytest.mark.parametrize(("group", "zeros"), [(32, True), (64, False), (128, True)])
+def test_every_config_of_many_rows_gives_the_result(
+    rows: int, n: int, k: int, group: int, *, zeros: bool
+) -> None:
+    """Rows behind the last one of x are not stored, and partial results leave nothing behind.
+
+    Some programs have several tiles, of fewer blocks than the ring.
+    """
+    weight = weight_of(n, k, math.gcd(group, k), zeros=zeros)
+    x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
+    bias = torch.randn(n, device="cuda", dtype=torch.bfloat16)
     expected = expected_of(x, weight, in_fp8=True) + bias.double()
     given, words = quantize_rows(x), packed(weight)
-    configs = list(int4_rows_configs(rows, 1016, 2048, 64, zeros=zeros))
-    assert {(each.block_m, each.split > 2) for each in configs} > {(128, True), (256, False)}
+    configs = list(int4_rows_configs(rows, n, k))
+    assert len({(each.block_m, each.block_n) for each in configs}) >= 2
     for config in configs:
         outs = [multiply_rows_int4(given, words, bias, config) for _ in range(2)]
         assert torch.equal(*outs), config

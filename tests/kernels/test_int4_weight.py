@@ -208,24 +208,19 @@ SIZES = [(4096, 4096), (28672, 4096), (1536, 896), (64, 256), (8192, 28672), (57
 @pytest.mark.parametrize("rows", [65, 129, 256, 300, 1024])
 @pytest.mark.parametrize(("n", "k"), SIZES)
 def test_configs_of_many_rows_fit(rows: int, n: int, k: int) -> None:
-    for group, zeros in ((32, False), (32, True), (128, False), (64, True)):
-        found = int4_rows_config(rows, n, k, group, 132, zeros=zeros)
-        assert found is not None or k > 14336 or (group == 32 and zeros), (group, zeros)
-        configs = list(int4_rows_configs(rows, n, k, group, zeros=zeros))
-        assert (found in configs) == (found is not None)
-        for each in configs:
-            assert each.shared_memory(k, group, zeros=zeros) <= 226 * 1024
-            sums = -(-n // each.block_n) * -(-rows // each.block_m) * each.block_n * each.block_m
-            assert each.split == 1 or sums * each.split <= NUM_PARTIALS
+    configs = list(int4_rows_configs(rows, n, k))
+    assert int4_rows_config(rows, n, k, 132) in configs
+    for each in configs:
+        assert each.shared_memory <= 226 * 1024
+        sums = -(-n // each.block_n) * -(-rows // each.block_m) * each.block_n * each.block_m
+        assert each.split == 1 or sums * each.split <= NUM_PARTIALS
 
 
 @pytest.mark.parametrize("n", [28672, 57344])
 def test_tiles_have_few_rows_that_are_missing(n: int) -> None:
     """From 257 rows on, half of a second tile of 256 would be computed and not stored."""
     for rows in (257, 300, 384):
-        found = int4_rows_config(rows, n, 4096, 64, 132)
-        assert found is not None
-        assert -rows % found.block_m < 128
+        assert -rows % int4_rows_config(rows, n, 4096, 132).block_m < 128
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 16, 33, 64, 100, 257, 512])

@@ -51,10 +51,10 @@ KERNELS = {
     "blocks_int8": ["90"],
     "rows_int4": ["90"],
     "rows_int4_zeros": ["90"],
-    "rows_int4_beside": ["90"],
+    "rows_int4_wide": ["90"],
     "rows_int4_rest": ["90"],
     "rows_nf4": ["90"],
-    "rows_mxfp4_beside": ["90"],
+    "rows_mxfp4_wide": ["90"],
     "rows_int4_small": ["90"],
     "rows": ["90"],
     "rows_int8": ["90"],
@@ -133,8 +133,10 @@ def compiled() -> dict[str, Any]:
     return found
 
 
-# two sums; an address that each work item loads once; angles; so that two programs fit
-SPILL = {"pieces": 8, "hopper_fp8": 8, "ring_int4_heads_few": 8, "shared": 8, "ring_int4_wide": 16}
+# two sums; an address that each work item loads once; angles; so that two programs fit; sums that
+# are stored
+SPILL = {"pieces": 8, "hopper_fp8": 8, "ring_int4_heads_few": 8, "shared": 8, "ring_int4_wide": 16,
+         "rows_mxfp4_wide": 192}  # fmt: skip
 SPILL |= {"decode_float32_fp8": 1024}  # which is there to be right, not fast
 
 

@@ -8,17 +8,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quire.kernels.triton.gemm.int4_config import SHARED_MEMORY
-from quire.kernels.triton.gemm.tile_config import GroupedTileConfig
+from quire.kernels.triton.gemm.tile_config import TileConfig
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS
 
 
 @dataclass(frozen=True, slots=True)
-class ByteRowsConfig(GroupedTileConfig):
+class ByteRowsConfig(TileConfig):
     """A tile of a weight of a byte each."""
 
+    def group_rows(self, k: int, group: int) -> int:
+        """Rows of scales that a program has in shared memory, a power of two."""
+        return max(4, 1 << (256 // group * self.steps(k, 256) - 1).bit_length())
+
     def shared_memory(self, k: int, group: int, tables: int) -> int:
-        """Bytes of shared memory of a program. tables: of scales and zeros."""
-        return self.memory_with(k, group, tables)
+        """Bytes of a program: the ring of words and columns of x, and tables of groups' numbers."""
+        groups = tables * 2 * self.block_n * self.group_rows(k, group)
+        return self.stages * (128 * self.block_n + 256 * self.block_m) + groups + 64
 
 
 # microseconds of a step of 256 columns, by rows and outputs of a tile, on one H200

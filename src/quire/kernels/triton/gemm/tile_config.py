@@ -40,17 +40,3 @@ class TileConfig:
 def fitting_programs(shared_memory: int) -> int:
     """Programs of so many bytes of shared memory that a multiprocessor has room for."""
     return _OF_ALL // (shared_memory + _RESERVED)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupedTileConfig(TileConfig):
-    """Tiles of words of weights, whose groups have scales, in steps of 256 columns."""
-
-    def group_rows(self, k: int, group: int) -> int:
-        """Rows of scales that a program has in shared memory, a power of two."""
-        return max(4, 1 << (256 // group * self.steps(k, 256) - 1).bit_length())
-
-    def memory_with(self, k: int, group: int, tables: int) -> int:
-        """Bytes of shared memory: the ring of words and columns of x, and tables of groups."""
-        groups = tables * 2 * self.block_n * self.group_rows(k, group)
-        return self.stages * (128 * self.block_n + 256 * self.block_m) + groups + 64

@@ -95,12 +95,12 @@ def hopper_byte_rows_kernel(
     scales, zeros = None, None
     if group_scale_ptr is not None:
         scales = load_groups(
-            group_scale_ptr, None, row, begin, end, N, K, 1, BLOCK_N, GROUP, GROUP_ROWS,
+            group_scale_ptr, row, begin, end, N, K, 1, BLOCK_N, GROUP, GROUP_ROWS,
             gl.bfloat16,
         )  # fmt: skip
     if zero_ptr is not None:
         zeros = load_groups(
-            zero_ptr, None, row, begin, end, N, K, 1, BLOCK_N, GROUP, GROUP_ROWS, gl.bfloat16
+            zero_ptr, row, begin, end, N, K, 1, BLOCK_N, GROUP, GROUP_ROWS, gl.bfloat16
         )
     gdc_wait()  # results of the previous kernel are read from here on
     for stage in gl.static_range(STAGES):

@@ -64,15 +64,11 @@ def outputs_of(i, row, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr):
 
 @gluon.jit
 def ask_words(
-    w_desc, x_desc, ring, full, row, begin, end, step, HEAD_DIM: gl.constexpr = 0,
-    REST_BYTES: gl.constexpr = 0,
+    w_desc, x_desc, ring, full, row, begin, end, step, HEAD_DIM: gl.constexpr = 0
 ):  # fmt: skip
-    """Start to load a step's words [(2,) PARTS, BLOCK_N, 32], and expect its columns of x, too.
-
-    REST_BYTES: of columns that other boxes than x_desc's have.
-    """
+    """Start to load a step's words [(2,) PARTS, BLOCK_N, 32], and expect its columns of x, too."""
     PARTS: gl.constexpr = x_desc.block_type.shape[1]
-    num_bytes: gl.constexpr = w_desc.block_type.nbytes + x_desc.block_type.nbytes + REST_BYTES
+    num_bytes: gl.constexpr = w_desc.block_type.nbytes + x_desc.block_type.nbytes
     stage = step % full.shape[0]
     there = begin + step < end
     mbarrier.expect(full.index(stage), num_bytes, pred=there)
@@ -116,21 +112,19 @@ def read_groups(
 
 @gluon.jit
 def load_groups(
-    ptr, row_scale_ptr, row, begin, end, N, K, PARTS: gl.constexpr, BLOCK_N: gl.constexpr,
-    GROUP: gl.constexpr, ROWS: gl.constexpr, NUMBERS: gl.constexpr,
+    ptr, row, begin, end, N, K, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, GROUP: gl.constexpr,
+    ROWS: gl.constexpr, NUMBERS: gl.constexpr,
     EXPONENTS: gl.constexpr = False, AS_BITS: gl.constexpr = False, HEAD_DIM: gl.constexpr = 0,
     values=None,
 ):  # fmt: skip
     """A program's scales (or zeros) [K / GROUP, N] in shared memory, as its steps read them.
 
     Row s · 256 / GROUP + g has those of group g of step s, for each part and output; ROWS: a power
-    of two, as many at least. Scales are divided by their row's, if there are such. Zeros are bytes;
-    in NUMBERS unsigned ones, in float16, become 1024 more. EXPONENTS: scales that are bytes become
-    powers of two, in bfloat16, or in NUMBERS once they are divided. AS_BITS: in 16 bits; scales in
-    bfloat16 times 2^112, zeros as they are.
+    of two, as many at least. Zeros are bytes; signed ones become NUMBERS. EXPONENTS: scales that
+    are bytes become powers of two, in bfloat16. AS_BITS: in 16 bits; scales in bfloat16 times
+    2^112, zeros as they are.
     """
     WIDTH: gl.constexpr = PARTS * BLOCK_N
-    layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [gl.num_warps(), 1], [1, 0])
     shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     IS_BYTE: gl.constexpr = ptr.dtype.element_ty == gl.uint8
     IS_SIGNED: gl.constexpr = ptr.dtype.element_ty == gl.int8
@@ -152,15 +146,8 @@ def load_groups(
         least = gl.where(bits == 0, 0x40, bits << 7)
         bits = gl.where(bits == 255, 0x7FC0, least).to(gl.int16)
         values = bits.to(gl.bfloat16, bitcast=True)
-    elif IS_BYTE:
-        values = (values.to(gl.int16) | 0x6400).to(NUMBERS, bitcast=True)
     elif IS_SIGNED:
         values = values.to(gl.float32).to(NUMBERS)
-    if row_scale_ptr is not None:
-        columns = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))[None, :]
-        output = outputs_of(columns % BLOCK_N, row, BLOCK_N, HEAD_DIM)
-        by_row = gl.load(row_scale_ptr + output, mask=output < N, other=1.0)
-        values = (values.to(gl.float32) / by_row).to(kind)
     memory.store(values)
     return seen_as(memory, memory.dtype, [ROWS, WIDTH], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 

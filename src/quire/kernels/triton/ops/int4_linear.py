@@ -130,13 +130,10 @@ def _tables(weight: Int4Words, dtype: torch.dtype) -> str | None:
 
 def _rows_config(rows: int, weight: Int4Words) -> Int4RowsConfig | None:
     """The config that unpacks codes for so many rows in FP8; None where no kernel does."""
-    device, n = weight.words.device, len(weight.words)
+    device = weight.words.device
     if not has_hopper_gpu(device):
         return None
-    return int4_rows_config(
-        rows, n, weight.inputs, weight.group, workspace(device).num_sms,
-        zeros=weight.zeros is not None, codebook=weight.codebook is not None,
-    )  # fmt: skip
+    return int4_rows_config(rows, len(weight.words), weight.inputs, workspace(device).num_sms)
 
 
 def unpacked(x: Tensor, weight: Int4Words, bias: Tensor | None) -> Tensor:
