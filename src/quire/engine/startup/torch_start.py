@@ -97,7 +97,7 @@ def torch_device(config: EngineConfig) -> torch.device:
     if wanted == "cuda" and found == "cpu":
         raise ConfigError("device is 'cuda', but PyTorch finds no GPU; use device='cpu'")
     if found != expected:
-        text = "device is %s and not %s, as the system's files have it: PyTorch sees %s GPU"
+        text = "device is %s and not %s, as the GPU's driver has it: PyTorch sees %s GPU"
         logger.warning(text, found, expected, "no" if found == "cpu" else "a")
     return torch.device(found)
 
