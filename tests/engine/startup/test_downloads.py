@@ -20,7 +20,7 @@ from quire.config import EngineConfig
 from quire.engine.processes.model_fleet import _measured
 from quire.engine.startup import footprint
 from quire.errors import UserError
-from quire.models.config.quality_report import QUALITY_FILE
+from quire.models.config.quality_report import QUALITY_FILE, write_report
 
 NAME, COMMIT, WEIGHTS = "org/name", "0a" * 20, "model.safetensors"
 
@@ -142,6 +142,22 @@ def test_the_report_of_the_weights_quality_is_downloaded(fake_hub: FakeHub) -> N
     for start in (serve, generate):
         with pytest.raises(UserError, match=QUALITY_FILE):
             start()
+
+
+def test_weights_that_fail_the_quality_gate_are_not_downloaded(fake_hub: FakeHub) -> None:
+    report = {"failures": ["perplexity rises by 9.00%"], "passed": False, "base": "org/base"}
+    write_report(fake_hub.files, report)
+    required = {"quantization": "int8", "quality_gate": "require"}
+    for options in ({}, {"quality_gate": "cosine=0.9"}, required):
+        for start in (serve, generate):
+            with pytest.raises(UserError, match="quality"):
+                start(**options)
+            assert not fake_hub.has_weights, (start, options)
+    write_report(fake_hub.files, report | {"failures": [], "passed": True})
+    hub._download.cache_clear()
+    for start in (serve, generate):
+        start()
+    assert fake_hub.has_weights
 
 
 @pytest.mark.parametrize(

@@ -145,8 +145,9 @@ def check_files(config: EngineConfig) -> None:
 def _with_weights(
     config: EngineConfig, model_config: ModelConfig, folder: Path, device: DeviceType
 ) -> Path:
-    """The model's folder, with its weights; if they have to be downloaded, they can be loaded."""
+    """The model's folder, with its weights; if they have to be downloaded, they can be served."""
     if config.model.load_format == "auto" and not weight_bytes(folder):
+        _quality(config, folder, model_config)
         check = check_weights if device == "cpu" else weights_by_format
         check(config, model_config, None)
     return model_folder(config)
