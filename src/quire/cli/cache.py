@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from quire.hub import hub_name
 from quire.models.prepared.prepared_files import (
     UNFINISHED,
     is_outdated,
+    other_processor,
     prepared_folder,
     source_of,
     stored_files,
@@ -25,6 +27,7 @@ from quire.options import options_of
 EXAMPLES = (
     *("quire cache", "quire cache ls Qwen/Qwen3-0.6B", "quire cache rm Qwen3-0.6B"),
     *("quire cache rm ./models/mine", "quire cache clear", "quire cache clear --gone"),
+    "quire cache clear --other-processors",
 )
 _ACTIONS = ("ls", "rm", "clear")
 _CUT = ".../"  # the start of a path that is shown without its own
@@ -57,6 +60,10 @@ def make_parser() -> CommandParser:
         help="only those of models whose folder or file is not there any more, or has changed",
     )  # fmt: skip
     parser.add_argument(
+        "--other-processors", action="store_true", default=False,
+        help="only those that processors with other instructions have stored, as in a shared home",
+    )  # fmt: skip
+    parser.add_argument(
         "--full", action="store_true", default=False,
         help="whole paths and file names, also on a terminal",
     )  # fmt: skip
@@ -74,7 +81,8 @@ def run(argv: Sequence[str]) -> int:
     given = (name or "").strip().rstrip("/").removeprefix(_CUT)
     if action not in _ACTIONS:
         raise ConfigError(f"action must be one of {', '.join(_ACTIONS)}, not {action!r}")
-    if not given and (name is not None or (action == "rm" and not args.gone)):
+    is_selected = args.gone or args.other_processors
+    if not given and (name is not None or (action == "rm" and not is_selected)):
         raise ConfigError("NAME must not be empty; see quire cache ls for names, or use clear")
     folder = prepared_folder(ModelSettings(**chosen(args, ["prepared_weights"])))
     if folder and folder.exists() and not folder.is_dir():
@@ -82,8 +90,8 @@ def run(argv: Sequence[str]) -> int:
     files = [] if folder is None else stored_files(folder)
     if given and not (files := [file for file in files if _is_of(file, given)]):
         raise ConfigError(f"nothing is stored for {given[:64]!r}; see quire cache ls for names")
-    if args.gone:
-        files = [file for file in files if _mark(file)]
+    if is_selected:
+        files = [file for file in files if _is_selected(file, args)]
     sizes = [file.lstat().st_size for file in files]
     if action != "ls":
         for file in files:
@@ -126,8 +134,15 @@ def _cut(path: str, length: int) -> str:
     return path
 
 
+def _is_selected(file: Path, args: Namespace) -> bool:
+    """Whether an option is for a file; only another machine sees whether its model is gone."""
+    return bool(args.other_processors if other_processor(file) else args.gone and _mark(file))
+
+
 def _mark(file: Path) -> str:
-    """A word on a file that no start will use, as its model is gone or has changed; or ""."""
+    """A word on a file that no start here will use, and why; or ""."""
+    if processor := other_processor(file):
+        return f"  (for {processor})"
     source = source_of(file)
     if os.path.isabs(source) and not os.path.exists(source):
         return "  (gone)"
