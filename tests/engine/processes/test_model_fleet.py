@@ -350,7 +350,7 @@ def test_one_client_that_calls_models_in_turn_waits_for_an_idle_one(
     assert pauses == pytest.approx([1.1, 1.1, 0.6, 0.6], abs=1e-3)
 
 
-def test_a_model_that_fits_does_not_wait_until_a_busy_one_has_made_room(
+def test_a_model_that_fits_does_not_wait_until_a_busy_one_is_unloaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It does where it would take the memory that the busy one makes free for another."""
