@@ -219,8 +219,8 @@ async def no_sleep(_seconds: float) -> None:
     """Takes the place of asyncio.sleep where the clock is a fake, which tests advance."""
 
 
-async def some_turns() -> None:
-    """Let all tasks of the loop go on as far as they can, where sleep is a fake."""
+async def let_tasks_run() -> None:
+    """Let them go on as far as they can, where asyncio.sleep is a fake."""
     for _ in range(20):
         await asyncio.wait([asyncio.create_task(no_sleep(0.0))])
 
@@ -384,15 +384,15 @@ def test_a_model_that_fits_does_not_wait_until_a_busy_one_is_unloaded(
         for _ in range(32):  # the large one is refused for so many seconds
             clock += 1.0
             fleet.on_message("0", LoadModel(name="large"))
-            await some_turns()
+            await let_tasks_run()
         assert fleet._models["busy"].state == "unloading"
         for name in ("small", "other"):  # which fits now, too, but not beside the large one
             fleet.on_message("0", LoadModel(name=name))
-            await some_turns()
+            await let_tasks_run()
         assert loaded(fleet) == ["small"]
         assert not parent.stopped
         fleet.on_message("0", ModelReleased(name="busy", agreed=True))
-        await some_turns()
+        await let_tasks_run()
         assert loaded(fleet) == ["large", "small"]
         assert parent.stopped == ["busy"]
 
