@@ -67,7 +67,7 @@ class ModelParts:
         except UnsupportedModelError as error:
             raise CheckpointError(
                 f"{folder} has a {error}, which is neither quantized nor verified layer by layer; "
-                "serve it with --quantization int8, or another format"
+                "serve it with quantization='int8', or another format"
             ) from error
         self.checkpoint = checkpoint or Checkpoint.open(folder)
         names = self.checkpoint.entries

@@ -166,23 +166,24 @@ def _check_stored(requested: EngineConfig, folder: Path, model_config: ModelConf
     wanted, stored = requested.model.quantization, model_config.checkpoint_format
     if wanted not in STORED_METHODS or (stored is not None and stored.name == wanted):
         return
+    given = f"quantization is {wanted!r}"
+    if wanted == "bitsandbytes":  # the settings no longer say which of them it was
+        given += f", which load_format={wanted!r} means, too"
     if stored is not None:
         raise ConfigError(
-            f"quantization is {wanted!r}, but the checkpoint's weights are in the format of "
-            f"{stored.name}; leave quantization out to serve them as they are"
+            f"{given}, but the checkpoint's weights are in the format of {stored.name}; leave that "
+            "out to serve them as they are"
         )
     if (folder / GGUF_LINK).exists():  # with numbers of 16 bits
         if wanted == "gguf":
             return
-        raise ConfigError(
-            f"quantization is {wanted!r}, but the model is a GGUF file; leave quantization out"
-        )
+        raise ConfigError(f"{given}, but the model is a GGUF file; leave that out")
     method, scheme = _MADE_BY[wanted]
     raise ConfigError(
-        f"quantization is {wanted!r}, but the checkpoint is not quantized: its weights are in "
-        f"{model_config.dtype}; use quantization={scheme!r} to convert them while they are loaded, "
+        f"{given}, but the checkpoint is not quantized: its weights are in {model_config.dtype}; use "
+        f"quantization={scheme!r} to convert them while they are loaded, "
         + (f"make a checkpoint with `quire quantize --method {method}`, " if method else "")
-        + "or leave quantization out to serve them as they are"
+        + "or leave that out to serve them as they are"
     )
 
 

@@ -43,7 +43,7 @@ _UNCOMPILED = (
 )
 
 _FP8_WEIGHTS = (
-    "FP8 has no kernel for CPUs and is many times slower than 16 bits; use --quantization int8"
+    "FP8 has no kernel for CPUs and is many times slower than 16 bits; use quantization='int8'"
 )
 
 
