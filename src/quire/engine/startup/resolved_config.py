@@ -180,8 +180,8 @@ def _check_stored(requested: EngineConfig, folder: Path, model_config: ModelConf
         raise ConfigError(f"{given}, but the model is a GGUF file; leave that out")
     method, scheme = _MADE_BY[wanted]
     raise ConfigError(
-        f"{given}, but the checkpoint is not quantized: its weights are in {model_config.dtype}; use "
-        f"quantization={scheme!r} to convert them while they are loaded, "
+        f"{given}, but the checkpoint is not quantized: its weights are in {model_config.dtype}; "
+        f"use quantization={scheme!r} to convert them while they are loaded, "
         + (f"make a checkpoint with `quire quantize --method {method}`, " if method else "")
         + "or leave that out to serve them as they are"
     )
