@@ -61,7 +61,8 @@ def test_a_format_that_the_checkpoint_lacks_is_refused_with_what_makes_it(name: 
         resolved("quire-tiny", name)
     found = re.fullmatch(
         f"quantization is '{name}'(?:, which load_format='{name}' means, too)?, "
-        r"but the checkpoint is not quantized: its weights are in bfloat16; use quantization='(\w+)' to convert them while they are loaded, "
+        "but the checkpoint is not quantized: its weights are in bfloat16; "
+        r"use quantization='(\w+)' to convert them while they are loaded, "
         "(?:make a checkpoint with `quire quantize --method (.+)`, )?"
         "or leave that out to serve them as they are",
         str(error.value),
