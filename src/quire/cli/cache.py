@@ -14,6 +14,7 @@ from quire.cli.options import CommandParser, add_option, chosen
 from quire.config import ModelSettings
 from quire.errors import ConfigError
 from quire.hub import hub_name
+from quire.model_folder import named_path
 from quire.models.prepared.prepared_files import (
     UNFINISHED,
     is_outdated,
@@ -116,7 +117,7 @@ def listing(files: Sequence[Path], sizes: Sequence[int], width: int | None) -> I
     for file, size in zip(files, sizes, strict=True):
         days = max(0.0, time.time() - file.lstat().st_mtime) / 86400
         source = "unfinished" if file.suffix == UNFINISHED else source_of(file)
-        model = _hub_name(source) or source or "unknown"
+        model = str(named_path(Path(source))) if source else "unknown"
         start = f"{_size(size):>10}  {days:5.1f} days"
         end = _mark(file)
         if width is None:
@@ -151,17 +152,11 @@ def _mark(file: Path) -> str:
 
 def _is_of(file: Path, given: str) -> bool:
     """Whether a file is meant by its own name, or by a path, end or hub name of its model."""
-    source = source_of(file)
-    if given == file.name or (source and Path(os.path.expanduser(given)).resolve() == Path(source)):
-        return True
-    name = f"/{hub_name(given)}"
-    return any(f"/{of}".endswith(name) for of in (source, _hub_name(source)))
-
-
-def _hub_name(source: str) -> str:
-    """The hub name of a snapshot's folder, .../models--OWNER--NAME/snapshots/...; empty if none."""
-    cached = next((part for part in Path(source).parts if part.startswith("models--")), "")
-    return cached.removeprefix("models--").replace("--", "/")
+    if given == file.name or not (source := source_of(file)):
+        return given == file.name
+    path, name = Path(source), f"/{hub_name(given)}"
+    is_path = Path(os.path.expanduser(given)).resolve() == path
+    return is_path or any(f"/{of}".endswith(name) for of in (path, named_path(path)))
 
 
 def _size(num_bytes: int) -> str:
