@@ -348,18 +348,15 @@ class ModelFleet:
 
 
 def _measured(config: EngineConfig, limit: int | None) -> tuple[EngineConfig, Footprint]:
-    """The settings for all processes of a model, and its footprint; its tokenizer is checked.
+    """The settings for all processes of a model, which are checked, and its footprint.
 
-    Weights are downloaded after all that could be refused without them. Imports late: meanwhile the
-    API processes start.
+    Imports late: meanwhile the API processes start.
     """
     from quire.engine.startup.device_policy import device_type
     from quire.engine.startup.footprint import footprint_of
-    from quire.engine.startup.resolved_config import check_files, resolve
+    from quire.engine.startup.resolved_config import check_start
 
-    check_files(config)
-    if config.model.load_format != "null":
-        resolve(config, device_type(config))
+    check_start(config, device_type(config))
     footprint = footprint_of(config, limit)
     return pinned(config), footprint
 

@@ -133,6 +133,16 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
     return msgspec.structs.replace(found, folder=folder, quality=quality)
 
 
+def check_start(config: EngineConfig, device: DeviceType) -> None:
+    """Refuse what a server refuses before it starts an engine, in this order; errors of both below.
+
+    Downloads a model if need be, its weights last.
+    """
+    check_files(config)
+    if config.model.load_format != "null":
+        resolve(config, device)
+
+
 def check_files(config: EngineConfig) -> None:
     """Refuse a model by its config, then by its tokenizer, which are read for no more than that.
 
