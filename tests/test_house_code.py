@@ -6,6 +6,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from inspect import cleandoc
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from house_files import (
     nodes,
     parsed,
 )
+
+from quire.config import iter_options
 
 
 def test_files_say_what_they_own() -> None:
@@ -65,6 +68,26 @@ def test_public_names_have_docstrings() -> None:
         and not any("overload" in ast.unparse(each) for each in node.decorator_list)
     )
     expect_none(silent, "say what it is or returns, with shapes and units")
+
+
+# Messages with the flag of an engine's setting: they are for people who start a server, too.
+WITH_FLAGS = ("server/", "cli/", "compat/", "bench/", "engine/frontend/input_processor.py")
+
+
+def test_messages_name_settings_as_python_has_them() -> None:
+    """The command line makes flags of them (`CommandParser.in_flags`)."""
+    flags = [f"--{option.name.replace('_', '-')}" for _, option in iter_options()]
+    named = re.compile(rf"(?:{'|'.join(flags)})(?![\w-])")
+    expect_none(
+        f"{path}:{node.lineno}: {found[0]} in a message: write setting='value', or its name"
+        for path in FILES
+        if not path.relative_to(SOURCE).as_posix().startswith(WITH_FLAGS)
+        for node in nodes(path)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and (found := named.search(node.value))
+        and cleandoc(node.value) not in {text for _, text in docstrings(path)}
+    )
 
 
 # Functions of one body that stay apart, since the names in it mean other things in each module.

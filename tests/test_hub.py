@@ -16,8 +16,9 @@ from quire.errors import CheckpointError
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_fetched_yet() -> None:
+def _nothing_is_fetched_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     hub._download.cache_clear()
+    monkeypatch.setattr(hub, "_files_of", lambda *_: ())
 
 
 def with_config(folder: Path) -> Path:

@@ -11,6 +11,7 @@ import difflib
 import functools
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
@@ -40,6 +41,7 @@ _NO_HOME = "home directory"  # of pathlib's RuntimeError for a user who has none
 _OWNERS = "; a name on the hub begins with its owner, as in meta-llama/Llama-3.2-1B-Instruct"
 _LIST_SECONDS = 10  # for the names of a repository's files, which only a message has
 # what a model needs to run; no pickles, no other frameworks' weights, no original checkpoints
+_NEEDED = ("config.json", "tokenizer.json")
 _WEIGHTS = ["model*.safetensors", "model.safetensors.index.json"]
 _SMALL = [
     "config.json",
@@ -109,29 +111,43 @@ def _of_hub(given: str, revision: str | None, weights: bool, is_tokenizer: bool)
     folder = _download(name, revision, is_small=True)
     commit = _commit(folder) or revision
     is_enough = is_tokenizer and any(folder.glob("tokenizer*"))
-    if not is_enough and not (folder / "config.json").is_file():
-        raise _no_config(name, commit)
-    return _download(name, commit, is_small=False) if weights else folder
+    if not is_enough and not all((folder / each).is_file() for each in _NEEDED):
+        _refuse_by_files(name, commit, folder)
+    if not weights:
+        return folder
+    folder = _download(name, commit, is_small=False)
+    if not any(folder.glob("*.safetensors")):
+        _refuse_by_files(name, commit, folder)
+    return folder
 
 
-def _no_config(name: str, revision: str | None) -> CheckpointError:
-    """The error for a repository without config.json, by its files where the hub lists them."""
-    from huggingface_hub import HfApi
+def _refuse_by_files(name: str, revision: str | None, folder: Path) -> None:
+    """Raise CheckpointError for a repository that lacks files, by those that the hub lists.
 
-    files: list[str] = []
-    with suppress(Exception):  # whatever fails, as the network: it only says more
-        about = HfApi().model_info(name, revision=revision, timeout=_LIST_SECONDS)
-        files = [each.rfilename for each in about.siblings or ()]
-    if found := gguf_models(sorted(files)):
-        return CheckpointError(
+    What may still be a model is left to who reads its folder.
+    """
+    files = _files_of(name, revision)
+    found = gguf_models(files)
+    if found and not any(file.endswith(".safetensors") for file in files):
+        raise CheckpointError(
             f"{name} has GGUF files ({shown_names(found)}); download one (`hf download {name} "
             "FILE`) and name that file"
         )
-    try:
+    if not (folder / "config.json").is_file():
         check_kind(name, files)
-    except CheckpointError as error:
-        return error
-    return CheckpointError(f"{name} has no config.json; name a repository with a model's files")
+        text = f"{name} has no config.json; name a repository with a model's files"
+        raise CheckpointError(text)
+
+
+@functools.cache
+def _files_of(name: str, revision: str | None) -> Sequence[str]:
+    """Names of a repository's files; none where the hub does not list them now."""
+    from huggingface_hub import HfApi
+
+    with suppress(Exception):  # whatever fails, as the network: it only says more
+        about = HfApi().model_info(name, revision=revision, timeout=_LIST_SECONDS)
+        return sorted(each.rfilename for each in about.siblings or ())
+    return ()
 
 
 def hub_name(given: str) -> str:

@@ -27,6 +27,7 @@ _READ = (".json", ".jinja", ".safetensors", ".gguf")  # what is read of them
 _LISTED = 8  # names in a message
 _PROJECTOR = "mmproj"  # begins the names of files for images, which are no language models
 _LARGEST_FILE = 64 * 1024 * 1024  # bytes of a text; real ones have a few thousand
+_SNAPSHOT = re.compile(r".*/models--([^/]+)/snapshots/[^/]+(/.+)?")  # in the hub's cache
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # in JSON, where others may be escaped
 
 
@@ -76,7 +77,13 @@ def check_kind(named: str | Path, names: Collection[str]) -> None:
 def named_file(path: Path) -> Path:
     """The file to name in messages: of one that was made of a GGUF file, that file."""
     link = path.with_name(GGUF_LINK)
-    return link.resolve() if link.is_symlink() else path
+    return link.resolve() if link.is_symlink() else named_path(path)
+
+
+def named_path(path: Path) -> Path:
+    """A path for messages: in a snapshot of the hub, OWNER/NAME of the repository and the rest."""
+    found = _SNAPSHOT.fullmatch(str(path))
+    return path if found is None else Path(found[1].replace("--", "/") + (found[2] or ""))
 
 
 def gguf_file(folder: Path) -> Path | None:

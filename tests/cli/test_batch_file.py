@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,12 +115,12 @@ def test_a_failure_of_the_engine_ends_one_line_only() -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     body = CHAT | {"max_tokens": 3, "temperature": 0}
-    source.write_bytes(line("a", body) + b"\n\n" + line("b", body) + b"\nbad\n")
+    source.write_bytes(BOM_UTF8 + line("a", body) + b"\n\n" + line("b", body) + b"\nbad\n")
     assert main(["run-batch", "-i", str(source), "-o", str(target), "--num-blocks", "64"]) == 1
     results = [json.loads(text) for text in target.read_text().splitlines()]
     answers = {r["custom_id"]: r["response"] for r in results if r["response"]}
     assert answers["a"]["body"]["choices"] == answers["b"]["body"]["choices"]
-    assert "2 of 3 requests answered" in capsys.readouterr().err
+    assert "2 of 2 requests answered; 1 line is not a request; see " in capsys.readouterr().err
 
 
 def test_a_dash_is_standard_input_and_output(tmp_path: Path) -> None:

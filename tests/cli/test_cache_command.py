@@ -13,8 +13,11 @@ from safetensors.torch import save_file
 
 from quire import LLM
 from quire.cli import main
+from quire.config import ModelSettings
 from quire.hub import BUNDLED_FOLDER
+from quire.kernels.cpu import native
 from quire.models.prepared import prepared_weights
+from quire.models.prepared.prepared_files import origin_of
 
 
 def test_files_are_logged_listed_and_removed(
@@ -152,6 +155,32 @@ def test_files_of_models_that_have_changed(
     assert capsys.readouterr().out.startswith("2 files, ")
     assert main(["cache", *options]) == 0
     assert "(outdated)" not in capsys.readouterr().out
+
+
+def test_files_of_other_processors_stay_unless_they_are_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a shared home another machine uses them, whose models need not be on this one."""
+    config, gone = ModelSettings(), str(tmp_path / "gone")
+    files = {}
+    for number, name in enumerate(("avx2", "", native.instruction_set() or "here")):
+        with monkeypatch.context() as there:
+            there.setattr(native, "instruction_set", lambda name=name: name)
+            origin = origin_of(config, Path(gone))
+        files[name] = tmp_path / f"{number:024}-{'0' * 24}.safetensors"
+        save_file({}, files[name], metadata=origin)
+    here = name
+    monkeypatch.setattr(native, "instruction_set", lambda: here)
+    options = ["--prepared-weights", str(tmp_path)]
+    assert main(["cache", *options]) == 0
+    lines = "\n".join(capsys.readouterr().out.splitlines()[:3])
+    for mark in ("avx2", "PyTorch's kernels"):
+        assert lines.count(f"{gone}  (for {mark})  ") == 1
+    assert lines.count(f"{gone}  (gone)  ") == 1
+    assert main(["cache", "clear", "--gone", *options]) == 0
+    assert [name for name, file in files.items() if file.exists()] == ["avx2", ""]
+    assert main(["cache", "clear", "--other-processors", *options]) == 0
+    assert not any(file.exists() for file in files.values())
 
 
 def test_lines_fit_a_terminal_and_their_paths_are_names(

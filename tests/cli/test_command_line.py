@@ -78,7 +78,7 @@ SURFACE = {
     """
     + VERIFY,
     "verify": VERIFY,
-    "cache": "--gone --full --prepared-weights",
+    "cache": "--gone --full --other-processors --prepared-weights",
     "completion": "",
     "demo": "--url --api-key --concurrency --json",
 }

@@ -156,10 +156,10 @@ def test_files_without_the_rule_that_cuts_texts_have_their_familys(
     [
         (
             {"tokenizer.ggml.model": "bert"},
-            "model is 'bert', which is not read; .*--tokenizer",
+            "model is 'bert', which is not read; .*tokenizer=",
         ),
-        ({"tokenizer.ggml.model": None}, "model is missing; .*--tokenizer"),
-        ({"tokenizer.ggml.pre": "viking"}, "pre is 'viking', which is not read .*--tokenizer"),
+        ({"tokenizer.ggml.model": None}, "model is missing; .*tokenizer="),
+        ({"tokenizer.ggml.pre": "viking"}, "pre is 'viking', which is not read .*tokenizer="),
         ({"tokenizer.ggml.merges": ["a qq"]}, "merges has 'a qq', not of tokens"),
         ({"tokenizer.ggml.merges": 3}, "merges is 3, no list"),
         ({"tokenizer.ggml.token_type": [1]}, "token_type is not a list of 2048"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from codecs import BOM_UTF8
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from typing import IO, Any
 
@@ -113,7 +114,7 @@ async def _answer(number: int, data: bytes, seen: set[str], app: ASGIApp) -> Bat
     try:
         if len(data) > MAX_LINE_BYTES:
             raise ValueError(f"it is longer than {MAX_LINE_BYTES >> 20} MiB; leave it out")
-        line = _decoder.decode(data)
+        line = _decoder.decode(data.removeprefix(BOM_UTF8))  # of a file, or of one joined to others
         result.custom_id = line.custom_id
         _check(line, seen)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,9 +14,11 @@ from quire.cli.options import CommandParser, add_option, chosen
 from quire.config import ModelSettings
 from quire.errors import ConfigError
 from quire.hub import hub_name
+from quire.model_folder import named_path
 from quire.models.prepared.prepared_files import (
     UNFINISHED,
     is_outdated,
+    other_processor,
     prepared_folder,
     source_of,
     stored_files,
@@ -25,6 +28,7 @@ from quire.options import options_of
 EXAMPLES = (
     *("quire cache", "quire cache ls Qwen/Qwen3-0.6B", "quire cache rm Qwen3-0.6B"),
     *("quire cache rm ./models/mine", "quire cache clear", "quire cache clear --gone"),
+    "quire cache clear --other-processors",
 )
 _ACTIONS = ("ls", "rm", "clear")
 _CUT = ".../"  # the start of a path that is shown without its own
@@ -57,6 +61,10 @@ def make_parser() -> CommandParser:
         help="only those of models whose folder or file is not there any more, or has changed",
     )  # fmt: skip
     parser.add_argument(
+        "--other-processors", action="store_true", default=False,
+        help="only those that processors with other instructions have stored, as in a shared home",
+    )  # fmt: skip
+    parser.add_argument(
         "--full", action="store_true", default=False,
         help="whole paths and file names, also on a terminal",
     )  # fmt: skip
@@ -74,7 +82,8 @@ def run(argv: Sequence[str]) -> int:
     given = (name or "").strip().rstrip("/").removeprefix(_CUT)
     if action not in _ACTIONS:
         raise ConfigError(f"action must be one of {', '.join(_ACTIONS)}, not {action!r}")
-    if not given and (name is not None or (action == "rm" and not args.gone)):
+    is_selected = args.gone or args.other_processors
+    if not given and (name is not None or (action == "rm" and not is_selected)):
         raise ConfigError("NAME must not be empty; see quire cache ls for names, or use clear")
     folder = prepared_folder(ModelSettings(**chosen(args, ["prepared_weights"])))
     if folder and folder.exists() and not folder.is_dir():
@@ -82,8 +91,8 @@ def run(argv: Sequence[str]) -> int:
     files = [] if folder is None else stored_files(folder)
     if given and not (files := [file for file in files if _is_of(file, given)]):
         raise ConfigError(f"nothing is stored for {given[:64]!r}; see quire cache ls for names")
-    if args.gone:
-        files = [file for file in files if _mark(file)]
+    if is_selected:
+        files = [file for file in files if _is_selected(file, args)]
     sizes = [file.lstat().st_size for file in files]
     if action != "ls":
         for file in files:
@@ -108,7 +117,7 @@ def listing(files: Sequence[Path], sizes: Sequence[int], width: int | None) -> I
     for file, size in zip(files, sizes, strict=True):
         days = max(0.0, time.time() - file.lstat().st_mtime) / 86400
         source = "unfinished" if file.suffix == UNFINISHED else source_of(file)
-        model = _hub_name(source) or source or "unknown"
+        model = str(named_path(Path(source))) if source else "unknown"
         start = f"{_size(size):>10}  {days:5.1f} days"
         end = _mark(file)
         if width is None:
@@ -126,8 +135,15 @@ def _cut(path: str, length: int) -> str:
     return path
 
 
+def _is_selected(file: Path, args: Namespace) -> bool:
+    """Whether an option is for a file; only another machine sees whether its model is gone."""
+    return bool(args.other_processors if other_processor(file) else args.gone and _mark(file))
+
+
 def _mark(file: Path) -> str:
-    """A word on a file that no start will use, as its model is gone or has changed; or ""."""
+    """A word on a file that no start here will use, and why; or ""."""
+    if processor := other_processor(file):
+        return f"  (for {processor})"
     source = source_of(file)
     if os.path.isabs(source) and not os.path.exists(source):
         return "  (gone)"
@@ -136,17 +152,11 @@ def _mark(file: Path) -> str:
 
 def _is_of(file: Path, given: str) -> bool:
     """Whether a file is meant by its own name, or by a path, end or hub name of its model."""
-    source = source_of(file)
-    if given == file.name or (source and Path(os.path.expanduser(given)).resolve() == Path(source)):
-        return True
-    name = f"/{hub_name(given)}"
-    return any(f"/{of}".endswith(name) for of in (source, _hub_name(source)))
-
-
-def _hub_name(source: str) -> str:
-    """The hub name of a snapshot's folder, .../models--OWNER--NAME/snapshots/...; empty if none."""
-    cached = next((part for part in Path(source).parts if part.startswith("models--")), "")
-    return cached.removeprefix("models--").replace("--", "/")
+    if given == file.name or not (source := source_of(file)):
+        return given == file.name
+    path, name = Path(source), f"/{hub_name(given)}"
+    is_path = Path(os.path.expanduser(given)).resolve() == path
+    return is_path or any(f"/{of}".endswith(name) for of in (path, named_path(path)))
 
 
 def _size(num_bytes: int) -> str:

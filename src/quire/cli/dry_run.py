@@ -15,6 +15,7 @@ from quire.engine.startup.device_policy import device_type
 from quire.engine.startup.footprint import BASE_BYTES
 from quire.engine.startup.machine_limits import available_bytes, check_threads
 from quire.engine.startup.memory_plan import CONTEXT_BYTES, DeviceMemory, MemoryPlan, plan_memory
+from quire.engine.startup.resolved_config import check_start
 from quire.errors import ConfigError, UserError
 from quire.tokenizer.load_tokenizer import load_tokenizer
 
@@ -40,16 +41,18 @@ def dry_run(models: Sequence[ModelSpec], args: Namespace, in_flags: Callable[[st
 
 
 def _plan(model: ModelSpec, gib: float | None) -> MemoryPlan:
-    """The plan of a model. Raises what else a start would that reads no weights, too.
+    """The plan of a model. Raises what a start would that reads no weights, in the same order.
 
     gib: memory of a GPU that need not be there.
     """
     config = model.config
     try:
-        plan = plan_memory(config, device_memory(config, gib))
-        load_tokenizer(config)
-        if plan.device == "cpu" and config.device.threads is not None:  # memory is that of this one
+        check_start(config, device_type(config) if gib is None else "cuda")
+        memory = device_memory(config, gib)
+        if memory.device == "cpu" and config.device.threads is not None:  # it is that of this one
             check_threads(config.device.threads)
+        plan = plan_memory(config, memory)
+        load_tokenizer(config)
     except UserError as error:
         raise model.explain(error) from error
     return plan

@@ -89,7 +89,8 @@ async def _run(
 ) -> None:
     """Write a result for each line as soon as it is there.
 
-    found: counts the requests that succeeded ("good") and the lines that were requests ("read").
+    found: counts the requests that succeeded ("good"), and the lines that were requests ("read")
+    or were not ("wrong").
     What was in the target stays there until the engine is up.
     """
     from rich.console import Console
@@ -114,7 +115,7 @@ async def _run(
             async for result in results:
                 target.write(msgspec.json.encode(result))
                 found["good"] += result.is_good
-                found["read"] += result.is_request
+                found["read" if result.is_request else "wrong"] += 1
                 next(ticks, None)
         next(ticks, None)  # the bar is complete
     finally:
@@ -123,10 +124,12 @@ async def _run(
 
 def _summary(found: Counter[str], total: int, path: str) -> str:
     """The last line; "answered" means what the exit status means by it."""
-    failed = found["read"] - found["good"]
+    failed, wrong = found["read"] - found["good"], found["wrong"]
     errors = f", {failed} of them with an error" if failed else ""
+    if wrong:
+        errors += f"; {wrong} {'line is not a request' if wrong == 1 else 'lines are not requests'}"
     where = "standard output" if path == "-" else path
-    return f"{found['read']} of {total} requests answered{errors}; see {where}"
+    return f"{found['read']} of {total - wrong} requests answered{errors}; see {where}"
 
 
 def _open_source(path: str) -> IO[bytes]:

@@ -33,6 +33,7 @@ from quire.layers.linear_layers import LinearBase
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, Weight, WeightShapeError
 from quire.layers.rope import RotaryEmbedding
+from quire.model_folder import named_path
 from quire.models.checkpoint_formats.checkpoint_scheme import common_spec, parts_of
 from quire.models.checkpoints.checkpoint import PREFIX, Checkpoint
 from quire.models.config.model_config import ModelConfig
@@ -66,8 +67,8 @@ class ModelParts:
             check_features(self.spec, COMPUTED - {"MoESpec"})
         except UnsupportedModelError as error:
             raise CheckpointError(
-                f"{folder} has a {error}, which is neither quantized nor verified layer by layer; "
-                "serve it with --quantization int8, or another format"
+                f"{named_path(folder)} has a {error}, which is neither quantized nor verified "
+                "layer by layer; serve it with quantization='int8', or another format"
             ) from error
         self.checkpoint = checkpoint or Checkpoint.open(folder)
         names = self.checkpoint.entries

@@ -16,7 +16,7 @@ from quire.gguf.vocabulary_list import MODEL, VocabularyList
 
 _PRE = "tokenizer.ggml.pre"
 _TEMPLATE = "tokenizer.chat_template"
-_ANOTHER = "name the folder of the model's tokenizer with --tokenizer"
+_ANOTHER = "name the folder of the model's tokenizer (tokenizer='FOLDER')"
 _SPACE = "\u2581"  # SentencePiece's
 _LLAMA3_TOKENS = 128_256
 _LONGEST_PIECE = 1024  # characters; a longer token is not merged from others

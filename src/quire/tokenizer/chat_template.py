@@ -47,8 +47,8 @@ class ChatTemplate:
             self._template, variables = sandbox.compiled(source)
         except Exception as error:  # foreign code can fail in any way
             raise CheckpointError(
-                f"{origin}: the chat template cannot be used ({error}); correct it, or name "
-                "another with --chat-template"
+                f"{origin}: the chat template cannot be used ({error}); correct it, or set "
+                "chat_template to another"
             ) from error
         # Phi-4-mini's template has the tools, as text, in the system's message
         self._has_tools_in_message = (

@@ -34,7 +34,7 @@ def check_folder(folder: Path) -> Path:
     if reason.is_file():
         raise CheckpointError(read_text(reason))
     if not path.is_file():
-        raise CheckpointError(f"{path}: it does not exist; {_how_to_get_one(folder)}")
+        raise CheckpointError(f"{named_file(path)}: it does not exist; {_how_to_get_one(folder)}")
     return folder
 
 
@@ -51,7 +51,8 @@ def read_backend(folder: Path) -> tokenizers.Tokenizer:
         raise CheckpointError(f"{path}: damaged ({error}); download it again") from error
     if (slow := slow_pattern(backend)) is not None:
         raise CheckpointError(
-            f"{path}: its {slow} may take very long on short texts; use another tokenizer"
+            f"{named_file(path)}: its {slow} may take very long on short texts; use another "
+            "tokenizer"
         )
     backend.no_truncation()
     backend.no_padding()
@@ -169,7 +170,7 @@ def read_templates(folder: Path, settings: dict[str, Any]) -> dict[str, tuple[st
 def _origin(path: Path) -> str:
     """The file of a template for messages: a user's, and not one that was made of it."""
     file = named_file(path)
-    return str(path) if file == path else f"{file}: tokenizer.chat_template"
+    return str(file) if file.name == path.name else f"{file}: tokenizer.chat_template"
 
 
 def _entries(path: Path, value: Any) -> list[tuple[str, str]]:
@@ -180,6 +181,6 @@ def _entries(path: Path, value: Any) -> list[tuple[str, str]]:
     named = [(n, t) for n, t in pairs if isinstance(n, str) and isinstance(t, str)]
     if not named or len(named) != len(entries):
         raise CheckpointError(
-            f"{path}: chat_template must be a string or a list of names with templates"
+            f"{named_file(path)}: chat_template must be a string or a list of names with templates"
         )
     return named

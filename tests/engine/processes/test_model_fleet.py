@@ -219,6 +219,12 @@ async def no_sleep(_seconds: float) -> None:
     """Takes the place of asyncio.sleep where the clock is a fake, which tests advance."""
 
 
+async def let_tasks_run() -> None:
+    """Let them go on as far as they can, where asyncio.sleep is a fake."""
+    for _ in range(20):
+        await asyncio.wait([asyncio.create_task(no_sleep(0.0))])
+
+
 async def fleet_of(parent: InConstantUse, *names: str, limit: int) -> ModelFleet:
     """A fleet of on-demand models of 256 MiB each."""
     plans = [plan(name, at_start=False) for name in names]
@@ -342,3 +348,52 @@ def test_one_client_that_calls_models_in_turn_waits_for_an_idle_one(
 
     assert asyncio.run(run()) == ["a", "c", "a", "c", "a"]
     assert pauses == pytest.approx([1.1, 1.1, 0.6, 0.6], abs=1e-3)
+
+
+def test_a_model_that_fits_does_not_wait_until_a_busy_one_is_unloaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It does where it would take the memory that the busy one makes free for another."""
+    clock = 1e6
+    monkeypatch.setattr(fleet_model.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(model_fleet.asyncio, "sleep", no_sleep)
+
+    class Answering(InConstantUse):
+        """Its requests take long."""
+
+        def broadcast(self, message: ControlMessage) -> None:
+            if not isinstance(message, ReleaseModel):
+                super().broadcast(message)
+            elif not message.grace:
+                self.fleet.on_message("0", ModelReleased(name=message.name, agreed=False))
+
+    def loaded(fleet: ModelFleet) -> list[str]:
+        return [name for name, model in fleet._models.items() if model.state == "loaded"]
+
+    async def run() -> None:
+        nonlocal clock
+        parent = Answering()
+        fleet = await fleet_of(parent, "busy", "large", "small", "other", limit=1000 * MIB)
+        for name, num_mib in (("busy", 600), ("large", 700)):
+            size = fleet._models[name].footprint
+            assert size is not None
+            fleet._models[name].footprint = msgspec.structs.replace(
+                size, weights=num_mib * MIB - size.total
+            )
+        await parent.request("busy")
+        for _ in range(32):  # the large one is refused for so many seconds
+            clock += 1.0
+            fleet.on_message("0", LoadModel(name="large"))
+            await let_tasks_run()
+        assert fleet._models["busy"].state == "unloading"
+        for name in ("small", "other"):  # which fits now, too, but not beside the large one
+            fleet.on_message("0", LoadModel(name=name))
+            await let_tasks_run()
+        assert loaded(fleet) == ["small"]
+        assert not parent.stopped
+        fleet.on_message("0", ModelReleased(name="busy", agreed=True))
+        await let_tasks_run()
+        assert loaded(fleet) == ["large", "small"]
+        assert parent.stopped == ["busy"]
+
+    asyncio.run(run())

@@ -177,13 +177,15 @@ def test_other_settings_are_left_to_torch(prepared: dict[str, str], other: dict[
 
 
 @pytest.mark.parametrize("file", ["/dev/nvidiactl", "/dev/dxg"])
-def test_a_gpu_that_there_may_be_is_left_to_torch(
+def test_a_gpu_that_the_driver_has_is_left_to_torch(
     prepared: dict[str, str], file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exists = Path.exists
     monkeypatch.setattr(Path, "exists", lambda self: str(self) == file or exists(self))
     monkeypatch.setattr(device_policy, "is_cpu_build", lambda _: False)
-    assert not loaded({"device": "auto", **prepared})
+    for capability in (None, (9, 0)):
+        monkeypatch.setattr(device_policy, "driver_capability", lambda found=capability: found)
+        assert loaded({"device": "auto", **prepared}) == (capability is None)
     assert loaded({"device": "cpu", **prepared})
 
 

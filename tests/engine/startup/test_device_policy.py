@@ -38,11 +38,12 @@ def config_of(**options: Any) -> EngineConfig:
 
 @pytest.fixture
 def gpu_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that NVIDIA's driver would make, and a PyTorch that could use a GPU."""
+    """A file that NVIDIA's driver would make, with a GPU, and a PyTorch that could use it."""
     file = tmp_path / "nvidiactl"
     file.touch()
     monkeypatch.setattr(device_policy, "_GPU_FILES", (file,))
     monkeypatch.setattr(device_policy, "is_cpu_build", lambda _: False)
+    monkeypatch.setattr(device_policy, "driver_capability", lambda: (9, 0))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return file
 
@@ -60,6 +61,19 @@ def test_auto_is_a_gpu_that_pytorch_can_use(
     monkeypatch.setattr(device_policy, "is_cpu_build", lambda _: False)
     gpu_file.unlink()
     assert device_type(config_of()) == "cpu"
+
+
+@pytest.mark.usefixtures("gpu_file")
+def test_a_driver_without_a_gpu_is_none_for_all(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that took its files for a GPU refused what `LLM` ran on the CPU."""
+    monkeypatch.setattr(device_policy, "driver_capability", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device_type(config_of()) == torch_device(config_of()).type == "cpu"
+    assert torch_reason(config_of()) != "the model runs on a GPU"
+    assert not caplog.text
+    assert device_type(config_of(device="cuda")) == "cuda"
 
 
 @pytest.mark.parametrize("is_available", [False, True])

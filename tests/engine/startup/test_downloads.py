@@ -20,7 +20,7 @@ from quire.config import EngineConfig
 from quire.engine.processes.model_fleet import _measured
 from quire.engine.startup import footprint
 from quire.errors import UserError
-from quire.models.config.quality_report import QUALITY_FILE
+from quire.models.config.quality_report import QUALITY_FILE, write_report
 
 NAME, COMMIT, WEIGHTS = "org/name", "0a" * 20, "model.safetensors"
 
@@ -29,7 +29,7 @@ class FakeHub:
     """One repository, with the files of a bundled model; a download copies them."""
 
     def __init__(self, files: Path, cache: Path) -> None:
-        self.files, self.snapshot = files, cache / "snapshots" / COMMIT
+        self.files, self.snapshot = files, cache / "models--org--name" / "snapshots" / COMMIT
         self.revisions: list[str | None] = []
 
     def change(self, **values: Any) -> None:
@@ -59,9 +59,16 @@ def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHu
     shutil.copytree(hub.resolve_model("quire-tiny-draft"), files)
     fake = FakeHub(files, tmp_path / "cache")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fake.download)
-    hub._download.cache_clear()
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", None)  # as if it were offline
+    _forget()
     yield fake
+    _forget()
+
+
+def _forget() -> None:
+    """What a process has asked the hub, it does not ask again."""
     hub._download.cache_clear()
+    hub._files_of.cache_clear()
 
 
 def serve(**options: Any) -> object:
@@ -97,15 +104,16 @@ def test_what_small_files_decide_is_refused_without_weights(
 ) -> None:
     fake_hub.change(**config)
     for start in starts:
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=words) as error:
             start(**options)
         assert not fake_hub.has_weights, start
+        assert "snapshots" not in str(error.value), "the repository is named instead"
 
 
 def test_a_missing_tokenizer_is_refused_without_weights(fake_hub: FakeHub) -> None:
     (fake_hub.files / "tokenizer.json").unlink()
     for start in (serve, generate):
-        with pytest.raises(UserError, match="tokenizer"):
+        with pytest.raises(UserError, match=f"^{NAME}/tokenizer.json: it does not exist"):
             start()
         assert not fake_hub.has_weights
 
@@ -144,6 +152,22 @@ def test_the_report_of_the_weights_quality_is_downloaded(fake_hub: FakeHub) -> N
             start()
 
 
+def test_weights_that_fail_the_quality_gate_are_not_downloaded(fake_hub: FakeHub) -> None:
+    report = {"failures": ["perplexity rises by 9.00%"], "passed": False, "base": "org/base"}
+    write_report(fake_hub.files, report)
+    required = {"quantization": "int8", "quality_gate": "require"}
+    for options in ({}, {"quality_gate": "cosine=0.9"}, required):
+        for start in (serve, generate):
+            with pytest.raises(UserError, match=f"{NAME} does not pass|weights of {NAME} as they"):
+                start(**options)
+            assert not fake_hub.has_weights, (start, options)
+    write_report(fake_hub.files, report | {"failures": [], "passed": True})
+    _forget()
+    for start in (serve, generate):
+        start()
+    assert fake_hub.has_weights
+
+
 @pytest.mark.parametrize(
     ("files", "words"),
     [
@@ -152,12 +176,14 @@ def test_the_report_of_the_weights_quality_is_downloaded(fake_hub: FakeHub) -> N
             f"{NAME} has GGUF files (a-Q4_0.gguf, b.gguf); download one (`hf download {NAME} FILE`)"
             " and name that file",
         ),
+        (["a.gguf", "config.json"], f"{NAME} has GGUF files (a.gguf); download one"),
+        (["a.gguf", "config.json", "tokenizer.json"], f"{NAME} has GGUF files (a.gguf); download"),
         (["adapter_config.json", "tokenizer.json"], f"{NAME} is a LoRA adapter, without the"),
         (["notes.txt"], f"{NAME} has no config.json; name a repository with a model's files"),
         (None, f"{NAME} has no config.json; name a repository with a model's files"),
     ],
 )
-def test_a_repository_without_a_config_is_refused_by_what_it_has(
+def test_a_repository_that_lacks_files_is_refused_by_those_it_has(
     files: list[str] | None, words: str, fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def model_info(_: object, name: str, *, revision: str | None, **_rest: object) -> ModelInfo:
@@ -168,9 +194,10 @@ def test_a_repository_without_a_config_is_refused_by_what_it_has(
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
     for path in fake_hub.files.iterdir():
-        path.unlink()
+        if path.name not in (files or []):
+            path.unlink()
     for each in files or []:
-        (fake_hub.files / each).write_text("{}")
+        (fake_hub.files / each).touch()
     for start in (serve, generate, quantize):
         with pytest.raises(UserError, match=re.escape(words)):
             start()

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from quire.cli import main
+from quire.cli.dry_run import _plan
 from quire.config import EngineConfig
 from quire.dtypes import HOPPER_BLOCK_SIZES, HOPPER_HEAD_DIMS
 from quire.engine.core.step_sizes import StepSizes
+from quire.engine.processes.fleet_model import ModelSpec
+from quire.engine.processes.model_fleet import _measured
 from quire.engine.startup import footprint, memory_plan
 from quire.engine.startup.footprint import BASE_BYTES
 from quire.engine.startup.memory_plan import DeviceMemory, MemoryPlan, plan_memory
@@ -210,6 +213,33 @@ def test_a_plan_may_be_for_a_machine_with_more_cores() -> None:
 def test_without_a_model_there_is_nothing_to_plan() -> None:
     with pytest.raises(ConfigError, match="load_format is 'null'"):
         plan_memory(EngineConfig.from_options(load_format="null"), CPU)
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        ({"tokenizer": "/nowhere", "max_model_len": 1 << 30}, "/nowhere"),
+        ({"tokenizer": "/nowhere", "device": "cuda"}, "/nowhere"),
+        ({"max_model_len": 1 << 30, "device": "cuda"}, "positions up to"),
+        ({"max_model_len": 1 << 30, "threads": 100_000, "device": "cpu"}, "positions up to"),
+        (
+            {
+                "threads": 100_000, "device": "cpu", "enable_chunked_prefill": False,
+                "max_num_batched_tokens": 300,
+            },
+            "threads must be",
+        ),
+    ],
+)  # fmt: skip
+def test_of_two_mistakes_a_dry_run_names_the_one_that_a_start_does(
+    options: dict[str, Any], first: str
+) -> None:
+    config = EngineConfig.from_options(model="quire-tiny-draft", **options)
+    with pytest.raises(UserError, match=first) as planned:
+        _plan(ModelSpec(name="a", config=config), None)
+    with pytest.raises(UserError) as started:
+        start_engine(_measured(config, None)[0])
+    assert str(planned.value) == str(started.value)
 
 
 def test_a_cpus_plan_has_a_row_for_the_process(capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,7 +81,7 @@ def test_a_start_waits_for_triton_where_it_is_being_woken(monkeypatch: pytest.Mo
         time.sleep(0.05)
         awake.append(time.monotonic())
 
-    monkeypatch.setattr(prefetch, "device_type", lambda _: "cuda")
+    monkeypatch.setattr(prefetch, "may_use_gpu", lambda _: True)
     monkeypatch.setattr(prefetch, "gpu_driver", lambda: None)
     start_prefetch(EngineConfig.from_options(model="no/such-model"))
     wait_for_triton()  # without a GPU nobody wakes it

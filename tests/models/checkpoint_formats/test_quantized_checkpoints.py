@@ -49,7 +49,7 @@ def test_the_load_format_bitsandbytes_is_the_quantization_of_that_name() -> None
     """As in vLLM, where it is not about files: a 16-bit model would be served in 16 bits."""
     given = EngineConfig.from_options(load_format="bitsandbytes")
     assert given == EngineConfig.from_options(quantization="bitsandbytes")
-    with pytest.raises(ConfigError, match=r"not quantized: .*use quantization='nf4'"):
+    with pytest.raises(ConfigError, match=r"load_format='bitsandbytes' means.* quantization='nf4'"):
         resolve(given, "cpu")
     both = EngineConfig.from_options(load_format="bitsandbytes", quantization="nf4")
     assert both == EngineConfig.from_options(quantization="nf4")
@@ -60,10 +60,11 @@ def test_a_format_that_the_checkpoint_lacks_is_refused_with_what_makes_it(name: 
     with pytest.raises(ConfigError) as error:
         resolved("quire-tiny", name)
     found = re.fullmatch(
-        f"quantization is '{name}', but the checkpoint is not quantized: its weights are in "
-        r"bfloat16; use quantization='(\w+)' to convert them while they are loaded, "
+        f"quantization is '{name}'(?:, which load_format='{name}' means, too)?, "
+        "but the checkpoint is not quantized: its weights are in bfloat16; "
+        r"use quantization='(\w+)' to convert them while they are loaded, "
         "(?:make a checkpoint with `quire quantize --method (.+)`, )?"
-        "or leave quantization out to serve them as they are",
+        "or leave that out to serve them as they are",
         str(error.value),
     )
     assert found is not None
@@ -76,7 +77,7 @@ def test_a_format_named_for_a_checkpoint_has_to_be_its_own(tmp_path: Path) -> No
     write_quantized("awq", tmp_path)
     for name in ("awq", "auto_awq", "awq_marlin", "AWQ", "none"):
         assert resolved(tmp_path, name).config.model.scheme == "none"
-    with pytest.raises(ConfigError, match=r"'gptq', but .* format of awq; leave quantization out"):
+    with pytest.raises(ConfigError, match=r"'gptq', but .* format of awq; leave that out"):
         resolved(tmp_path, "gptq_marlin")
 
 

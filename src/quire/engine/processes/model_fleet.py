@@ -73,7 +73,9 @@ class ModelFleet:
         self._supervisor = supervisor
         self._settings = settings
         self._models = {plan.name: FleetModel(plan) for plan in plans}
-        self._memory_lock = asyncio.Lock()  # held while memory is being freed and reserved
+        self._memory_lock = asyncio.Lock()  # held while memory is being freed
+        self._claimant: FleetModel | None = None  # which it is being freed for
+        self._due: list[FleetModel] = []  # those that make room for it if need be
         self._has_started = False
 
     async def start(self) -> list[EngineInfo]:
@@ -164,11 +166,16 @@ class ModelFleet:
 
     async def _start_engine(self, model: FleetModel) -> None:
         """Start its engine, once there is memory. Raises OutOfModelMemoryError."""
+        if not self._fits_now(model):
+            async with self._memory_lock:
+                try:
+                    await self._free_memory(model)
+                finally:
+                    self._claimant, self._due = None, []
+        # nothing is awaited between that and the start, which takes the memory
         on_end = partial(self._on_engine_end, model)
-        async with self._memory_lock:
-            await self._free_memory(model)
-            name, config = model.plan.name, self._config(model)
-            model.engine = self._supervisor.start_engine(name, config, on_end)
+        name, config = model.plan.name, self._config(model)
+        model.engine = self._supervisor.start_engine(name, config, on_end)
 
     def _config(self, model: FleetModel) -> EngineConfig:
         """The model's settings; with a memory limit, the KV cache has its reserved size."""
@@ -249,8 +256,8 @@ class ModelFleet:
         loaded first get no new requests until theirs have ended.
         """
         limit = self._settings.memory_bytes
-        if limit is None:
-            return
+        assert limit is not None, "without one, each model fits"
+        self._claimant = model
         others = [other for other in self._models.values() if other.engine is not None]
         others.sort(key=lambda other: 0.0 if other.engine is None else other.engine.last_used)
         for other in others:
@@ -259,10 +266,12 @@ class ModelFleet:
         if self._num_bytes_with(model) > limit and model.may_demand_memory():
             due = [other for other in others if other.engine is not None and other.has_had_turn]
             due.sort(key=lambda other: other.turn_began)
+            self._due = due
             while (missing := self._num_bytes_with(model) - limit) > 0:
                 if missing > sum(other.num_bytes or 0 for other in due):
                     break  # none is unloaded in vain
-                await self._unload_unused(due.pop(0), grace=DRAIN_SECONDS)
+                await self._unload_unused(due[0], grace=DRAIN_SECONDS)
+                del due[0]
         if (needed := self._num_bytes_with(model)) > limit:
             loaded = ", ".join(f"{o.plan.name} ({o.size_text})" for o in others if o.engine)
             raise OutOfModelMemoryError(
@@ -276,10 +285,18 @@ class ModelFleet:
             async with other.changing:
                 await self._unload(other, grace)
 
-    def _num_bytes_with(self, model: FleetModel) -> int:
-        """Memory of all loaded models and this one."""
+    def _fits_now(self, model: FleetModel) -> bool:
+        """Whether it fits as it is, and still beside the one that memory is being freed for."""
+        if (limit := self._settings.memory_bytes) is None:
+            return True
+        claimant = self._claimant or model
+        after = self._num_bytes_with(model, claimant, without=self._due)
+        return max(self._num_bytes_with(model), after) <= limit
+
+    def _num_bytes_with(self, *models: FleetModel, without: Sequence[FleetModel] = ()) -> int:
+        """Memory of these models and all loaded ones but those without."""
         loaded = {other for other in self._models.values() if other.engine is not None}
-        return sum(other.num_bytes or 0 for other in loaded | {model})
+        return sum(other.num_bytes or 0 for other in loaded.difference(without).union(models))
 
     # ------------------------------------------------------------------ unloading
 
@@ -331,18 +348,15 @@ class ModelFleet:
 
 
 def _measured(config: EngineConfig, limit: int | None) -> tuple[EngineConfig, Footprint]:
-    """The settings for all processes of a model, and its footprint; its tokenizer is checked.
+    """The settings for all processes of a model, which are checked, and its footprint.
 
-    Weights are downloaded after all that could be refused without them. Imports late: meanwhile the
-    API processes start.
+    Imports late: meanwhile the API processes start.
     """
     from quire.engine.startup.device_policy import device_type
     from quire.engine.startup.footprint import footprint_of
-    from quire.engine.startup.resolved_config import check_files, resolve
+    from quire.engine.startup.resolved_config import check_start
 
-    check_files(config)
-    if config.model.load_format != "null":
-        resolve(config, device_type(config))
+    check_start(config, device_type(config))
     footprint = footprint_of(config, limit)
     return pinned(config), footprint
 

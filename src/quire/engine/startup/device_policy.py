@@ -1,8 +1,8 @@
 """The device and the data type of a model, and whether a start needs PyTorch.
 
-Decided from the settings, the model's config, and what files and the processor show, so that the
-memory plan, starts with and without PyTorch, and the profile agree. A start with PyTorch may
-overrule the device alone (torch_start.py). No torch.
+Decided from the settings, the model's config, and what files, the processor and the GPU's driver
+show, so that the memory plan, starts with and without PyTorch, and the profile agree. A start with
+PyTorch may overrule the device alone (torch_start.py). No torch.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Literal
 
 from quire.config import EngineConfig
 from quire.dtypes import DTYPES, FP8_CAPABILITY, MODEL_DTYPES
+from quire.engine.startup.gpu_driver import driver_capability
 from quire.errors import CheckpointError
 from quire.kernels.cpu import native
 from quire.kernels.cpu.native_structs import ROW_DTYPES
@@ -32,13 +33,20 @@ _GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # of NVIDIA's driver; o
 
 
 def device_type(config: EngineConfig) -> DeviceType:
-    """The device asked for; for "auto" a GPU if there seems to be one that PyTorch can use."""
+    """The device asked for; for "auto" a GPU if its driver has one, and PyTorch could use it."""
     wanted = config.device.device
     if wanted != "auto":
         return wanted
+    return "cuda" if may_use_gpu(config) and driver_capability() is not None else "cpu"
+
+
+def may_use_gpu(config: EngineConfig) -> bool:
+    """Whether `device_type` may be a GPU, by files alone: the driver takes tenths of a second."""
+    if (wanted := config.device.device) != "auto":
+        return wanted == "cuda"
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    has_gpu = not is_hidden and any(file.exists() for file in _GPU_FILES)
-    return "cuda" if has_gpu and not is_cpu_build(torch_library()) else "cpu"
+    has_driver = not is_hidden and any(file.exists() for file in _GPU_FILES)
+    return has_driver and not is_cpu_build(torch_library())
 
 
 def choose_dtype(config: EngineConfig, model_config: ModelConfig) -> str:

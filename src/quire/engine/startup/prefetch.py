@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from quire.config import EngineConfig
-from quire.engine.startup.device_policy import device_type, torch_reason
+from quire.engine.startup.device_policy import may_use_gpu, torch_reason
 from quire.engine.startup.gpu_driver import gpu_driver, retain_primary_context
 from quire.errors import CheckpointError
 from quire.hub import BUNDLED, resolve_model
@@ -25,7 +25,7 @@ _TRITON = "quire-triton"  # the thread's name
 
 def start_prefetch(config: EngineConfig) -> None:
     """Start the threads. What fails in one is reported by the code that needs it later."""
-    if device_type(config) == "cuda" and gpu_driver() is not None:
+    if may_use_gpu(config) and gpu_driver() is not None:
         threading.Thread(target=retain_primary_context, name="quire-driver", daemon=True).start()
         threading.Thread(target=_initialise_triton, name=_TRITON, daemon=True).start()
     if config.model.load_format == "auto" and _local_folder(config) is not None:
@@ -78,7 +78,7 @@ def files_to_read(config: EngineConfig) -> list[Path]:
     folder = _local_folder(config)
     if folder is None:
         return []
-    prepared = None if device_type(config) == "cuda" else newest_file(config.model, folder)
+    prepared = None if may_use_gpu(config) else newest_file(config.model, folder)
     if prepared is not None:
         return [prepared]
     return sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".gguf"))
@@ -86,7 +86,7 @@ def files_to_read(config: EngineConfig) -> list[Path]:
 
 def expects_torch(config: EngineConfig) -> bool:
     """Whether a start most likely needs PyTorch; only load_prepared (compiled_start.py) knows."""
-    if torch_reason(config) is not None:
+    if may_use_gpu(config) or torch_reason(config) is not None:
         return True
     folder = _local_folder(config)
     return folder is not None and newest_file(config.model, folder) is None

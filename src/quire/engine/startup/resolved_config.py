@@ -133,6 +133,16 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
     return msgspec.structs.replace(found, folder=folder, quality=quality)
 
 
+def check_start(config: EngineConfig, device: DeviceType) -> None:
+    """Refuse what a server refuses before it starts an engine, in this order; errors of both below.
+
+    Downloads a model if need be, its weights last.
+    """
+    check_files(config)
+    if config.model.load_format != "null":
+        resolve(config, device)
+
+
 def check_files(config: EngineConfig) -> None:
     """Refuse a model by its config, then by its tokenizer, which are read for no more than that.
 
@@ -145,8 +155,9 @@ def check_files(config: EngineConfig) -> None:
 def _with_weights(
     config: EngineConfig, model_config: ModelConfig, folder: Path, device: DeviceType
 ) -> Path:
-    """The model's folder, with its weights; if they have to be downloaded, they can be loaded."""
+    """The model's folder, with its weights; if they have to be downloaded, they can be served."""
     if config.model.load_format == "auto" and not weight_bytes(folder):
+        _quality(config, folder, model_config)
         check = check_weights if device == "cpu" else weights_by_format
         check(config, model_config, None)
     return model_folder(config)
@@ -165,23 +176,24 @@ def _check_stored(requested: EngineConfig, folder: Path, model_config: ModelConf
     wanted, stored = requested.model.quantization, model_config.checkpoint_format
     if wanted not in STORED_METHODS or (stored is not None and stored.name == wanted):
         return
+    given = f"quantization is {wanted!r}"
+    if wanted == "bitsandbytes":  # the settings no longer say which of them it was
+        given += f", which load_format={wanted!r} means, too"
     if stored is not None:
         raise ConfigError(
-            f"quantization is {wanted!r}, but the checkpoint's weights are in the format of "
-            f"{stored.name}; leave quantization out to serve them as they are"
+            f"{given}, but the checkpoint's weights are in the format of {stored.name}; leave that "
+            "out to serve them as they are"
         )
     if (folder / GGUF_LINK).exists():  # with numbers of 16 bits
         if wanted == "gguf":
             return
-        raise ConfigError(
-            f"quantization is {wanted!r}, but the model is a GGUF file; leave quantization out"
-        )
+        raise ConfigError(f"{given}, but the model is a GGUF file; leave that out")
     method, scheme = _MADE_BY[wanted]
     raise ConfigError(
-        f"quantization is {wanted!r}, but the checkpoint is not quantized: its weights are in "
-        f"{model_config.dtype}; use quantization={scheme!r} to convert them while they are loaded, "
+        f"{given}, but the checkpoint is not quantized: its weights are in {model_config.dtype}; "
+        f"use quantization={scheme!r} to convert them while they are loaded, "
         + (f"make a checkpoint with `quire quantize --method {method}`, " if method else "")
-        + "or leave quantization out to serve them as they are"
+        + "or leave that out to serve them as they are"
     )
 
 

@@ -43,7 +43,7 @@ _UNCOMPILED = (
 )
 
 _FP8_WEIGHTS = (
-    "FP8 has no kernel for CPUs and is many times slower than 16 bits; use --quantization int8"
+    "FP8 has no kernel for CPUs and is many times slower than 16 bits; use quantization='int8'"
 )
 
 
@@ -97,7 +97,7 @@ def torch_device(config: EngineConfig) -> torch.device:
     if wanted == "cuda" and found == "cpu":
         raise ConfigError("device is 'cuda', but PyTorch finds no GPU; use device='cpu'")
     if found != expected:
-        text = "device is %s and not %s, as the system's files have it: PyTorch sees %s GPU"
+        text = "device is %s and not %s, as the GPU's driver has it: PyTorch sees %s GPU"
         logger.warning(text, found, expected, "no" if found == "cpu" else "a")
     return torch.device(found)
 

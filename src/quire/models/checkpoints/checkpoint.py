@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.errors import CheckpointError
-from quire.model_folder import GGUF_LINK
+from quire.model_folder import GGUF_LINK, named_path
 from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.checkpoints.safetensors_header import TensorEntry, read_header
 
@@ -116,11 +116,11 @@ def find_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
     pickles = sorted(f.name for f in folder.glob("*") if f.suffix in _PICKLES)
     if pickles:
         raise CheckpointError(
-            f"{folder} has its weights as a Python pickle ({pickles[0]}), which can run any code "
-            "when it is opened, so it is not; take a checkpoint with safetensors files"
+            f"{named_path(folder)} has its weights as a Python pickle ({pickles[0]}), which can "
+            "run any code when it is opened, so it is not; take a checkpoint with safetensors files"
         )
     raise CheckpointError(
-        f"{folder} has no safetensors files; name a folder with a complete checkpoint"
+        f"{named_path(folder)} has no safetensors files; name a folder with a complete checkpoint"
     )
 
 

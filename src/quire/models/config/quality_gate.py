@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import CheckpointError
-from quire.model_folder import GGUF_LINK
+from quire.model_folder import GGUF_LINK, named_path
 from quire.models.config.quality_report import QualityLimits, figures_of, read_report
 
 # figures of a report by name, and whether it says that the weights passed
@@ -38,8 +38,8 @@ def pass_gate(
     failures = report["failures"] if limits is None else limits.failures(report)
     if failures and gate != OFF:
         raise CheckpointError(
-            f"{folder} does not pass the quality gate: {'; '.join(failures)}; quantize it with "
-            "more bits, smaller groups or another method, or use quality_gate='off'"
+            f"{named_path(folder)} does not pass the quality gate: {'; '.join(failures)}; quantize "
+            "it with more bits, smaller groups or another method, or use quality_gate='off'"
         )
     return _summary(report)
 
@@ -61,7 +61,8 @@ def _report(folder: Path, gate: str) -> Mapping[str, Any] | None:
 
 def _no_report(folder: Path, gate: str, setting: str) -> CheckpointError:
     link = folder / GGUF_LINK
-    model = link.resolve() if link.is_symlink() else folder
+    is_gguf = link.is_symlink()
+    model = link.resolve() if is_gguf else named_path(folder)
     asks, lenient = f"quality_gate {gate!r} asks for", "use quality_gate='report'"
     if setting not in _AS_STORED:
         return CheckpointError(
@@ -69,13 +70,13 @@ def _no_report(folder: Path, gate: str, setting: str) -> CheckpointError:
             f"there is no quality report, and {asks} one; leave quantization out, make a "
             f"checkpoint with `quire quantize`, or {lenient}"
         )
-    if model != folder:
+    if is_gguf:
         return CheckpointError(
             f"{model} is a GGUF file, which has no quality report, and {asks} one; take a "
             f"checkpoint of `quire quantize`, or {lenient}"
         )
     return CheckpointError(
-        f"{folder} has no quality report, which {asks}; run `quire verify BASE {folder}`, or "
+        f"{model} has no quality report, which {asks}; run `quire verify BASE {model}`, or "
         f"{lenient}"
     )
 

@@ -28,6 +28,7 @@ FIGURES = {
     "same_top_1": ("same_top_1", "share"),
     "hidden_cosine": ("hidden_cosine", "mean"),
 }
+_SETTINGS = "quantization_config"  # in a report's list of files
 _MOST = 1e30  # of a figure, or less its negative
 
 
@@ -112,7 +113,10 @@ def write_report(folder: Path, report: Mapping[str, Any]) -> Path:
 
 
 def read_report(folder: Path) -> dict[str, Any] | None:
-    """The report of a folder's weights; None where there is none. Raises CheckpointError."""
+    """The report of a folder's weights; None where there is none. Raises CheckpointError.
+
+    Weight files that are not there, as before they are downloaded, do not count.
+    """
     path = folder / QUALITY_FILE
     if not path.is_file():
         return None
@@ -122,7 +126,9 @@ def read_report(folder: Path) -> dict[str, Any] | None:
         raise CheckpointError(
             f"{path} is not a report of this version of Quire; run quire verify again"
         )
-    if report.get("files") != _known_by(folder):
+    stored, found = report.get("files"), _known_by(folder)
+    is_same = isinstance(stored, dict) and stored.get(_SETTINGS) == found.get(_SETTINGS)
+    if not is_same or not found.items() <= stored.items():
         raise CheckpointError(
             f"{path} is not of these weights, whose files or quantization_config are others; run "
             "quire verify again, or remove it"
@@ -165,7 +171,7 @@ def _known_by(folder: Path) -> dict[str, str]:
     if section is None:
         return files
     text = json.dumps(section.values, sort_keys=True)
-    return {**files, "quantization_config": f"sha256 {hashlib.sha256(text.encode()).hexdigest()}"}
+    return {**files, _SETTINGS: f"sha256 {hashlib.sha256(text.encode()).hexdigest()}"}
 
 
 def _check_figure(part: ConfigFile | None, key: str) -> None:

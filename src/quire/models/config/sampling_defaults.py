@@ -9,6 +9,7 @@ from quire.config import EngineConfig
 from quire.core.sampling_params import SamplingParams
 from quire.errors import CheckpointError, ConfigError, InvalidRequestError
 from quire.hub import config_folder
+from quire.model_folder import named_file
 from quire.models.checkpoints.config_file import ConfigFile
 from quire.options import json_object
 
@@ -65,5 +66,5 @@ def _of_file(config: EngineConfig) -> dict[str, float]:
         return _checked({key: file.get(key) for key in _PARAMS})
     except InvalidRequestError as error:
         raise CheckpointError(
-            f"{path}: {error} (or set generation_config to 'none', to leave it unread)"
+            f"{named_file(path)}: {error} (or set generation_config to 'none', to leave it unread)"
         ) from None

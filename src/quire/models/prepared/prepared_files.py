@@ -30,6 +30,7 @@ LAYOUT = 7  # to be raised when a packed layout or its metadata changes, or how 
 FORMATS = "formats"  # JSON: module name → its weight's format, see quantization/stored_weight.py
 SOURCE = "source"  # the checkpoint's folder, or GGUF file
 _KEY = "key"  # JSON: what `checkpoint_key` had: the folder, quantization and its overrides
+_PROCESSOR = "processor"  # the instruction set of the kernels that read it; "": of PyTorch's
 _SUFFIX = ".safetensors"
 UNFINISHED = ".tmp"  # the end of a file's name while it is written
 _LARGEST_HEADER = 1 << 24  # bytes
@@ -82,7 +83,8 @@ def origin_of(config: ModelSettings, path: Path) -> dict[str, str]:
     """Entries of the metadata of a file for a checkpoint's folder: what it is made of."""
     source = (path / GGUF_LINK).resolve() if (path / GGUF_LINK).is_symlink() else path
     key = str(path.resolve()), config.quantization, config.quantization_overrides
-    return {SOURCE: str(source.resolve()), _KEY: json.dumps(key)}
+    processor = native.instruction_set()
+    return {SOURCE: str(source.resolve()), _KEY: json.dumps(key), _PROCESSOR: processor}
 
 
 def is_outdated(file: Path) -> bool:
@@ -191,8 +193,22 @@ def stored_files(folder: Path) -> list[Path]:
 
 def source_of(file: Path) -> str:
     """The checkpoint's folder that a file was made of; empty where it does not say."""
+    return _entry(file, SOURCE) or ""
+
+
+def other_processor(file: Path) -> str:
+    """The instruction set that a file is for, as another machine's may be; empty: this one's.
+
+    Also empty where it does not say.
+    """
+    found = _entry(file, _PROCESSOR)
+    return "" if found in (None, native.instruction_set()) else found or "PyTorch's kernels"
+
+
+def _entry(file: Path, name: str) -> str | None:
+    """A text of a file's metadata; None where there is none that can be shown."""
     try:
-        source = str(read_metadata(file)[1].get(SOURCE, ""))
+        text = str(read_metadata(file)[1][name])
     except (OSError, ValueError, LookupError, CheckpointError):
-        return ""
-    return source if source.isprintable() else ""
+        return None
+    return text if text.isprintable() else None

@@ -56,8 +56,12 @@ def open_prepared(file: Path) -> PreparedFile | None:
 
 
 def discard(file: Path, error: Exception) -> None:
-    """Remove a file that is damaged, so that it is made again."""
-    logger.warning("%s cannot be used (%s); it will be written again", file, error)
+    """Remove a file that is damaged, so that it is made again.
+
+    What is wrong with it is for developers: a checkpoint's fix, to download it, is none for it.
+    """
+    logger.warning("%s is damaged, so its weights are prepared anew from the checkpoint", file)
+    logger.debug("%s: %s", file, error)
     with contextlib.suppress(OSError):
         file.unlink()
 
