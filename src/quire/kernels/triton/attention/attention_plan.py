@@ -55,6 +55,8 @@ def make_plan(
     num_programs = config.per_sm * workspace(layout.seq_lens.device).num_sms
     if isinstance(config, HopperDecodeConfig):  # a run for each crew, see `hopper_decode_work`
         num_programs, num_kv_heads = max(1, num_programs // num_kv_heads), 1
+    else:
+        num_programs = min(num_programs, config.most_programs)
     shared = layout.shared if not window else None
     index, lens = (None, None) if shared is None else (shared.index, shared.lens)
     pdl = launches_early(layout.seq_lens.device)

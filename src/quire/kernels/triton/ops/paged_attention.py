@@ -130,8 +130,7 @@ def decode_attention(
     num_programs = len(plan.decode_runs)
     if isinstance(config, HopperDecodeConfig):
         num_programs *= num_kv_heads  # a crew for each run, of one program for each key head
-    part = group * (padded_head_dim(k_cache) + 2)
-    assert 2 * num_programs * part <= NUM_PARTIALS
+    assert num_programs <= _most_programs(k_cache, group)
     assert num_requests * num_kv_heads <= NUM_COUNTERS
     window = params.window or 0
     if isinstance(config, HopperDecodeConfig):
@@ -212,7 +211,13 @@ def choose_decode_config(
     if group <= 16 and hopper_serves(query, k_cache, params, _FOR_DECODES):
         return hopper_decode_config(k_cache, group, len(query))
     capacity = workspace(query.device).shared_memory
-    return fitting_decode(decode_config(k_cache, len(query)), query, k_cache, group, capacity)
+    config = fitting_decode(decode_config(k_cache, len(query)), query, k_cache, group, capacity)
+    return replace(config, most_programs=_most_programs(k_cache, group))
+
+
+def _most_programs(k_cache: Tensor, group: int) -> int:
+    """Programs of decode attention whose parts, two of each, fit into the workspace."""
+    return NUM_PARTIALS // (2 * group * (padded_head_dim(k_cache) + 2))
 
 
 def choose_prefill_config(
