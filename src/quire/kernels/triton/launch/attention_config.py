@@ -17,8 +17,7 @@ class DecodeConfig:
 
     tile: keys of a tile. stages: of the loop's pipeline, with stages - 1 tiles of keys and values
     in shared memory. per_sm: programs for each multiprocessor. min_units: the least number of tiles
-    for which another program is used. most_programs: in all, so that their parts fit into the
-    workspace.
+    for which another program is used.
     """
 
     tile: int
@@ -26,7 +25,6 @@ class DecodeConfig:
     per_sm: int = 3
     warps: int = 4
     min_units: int = 1
-    most_programs: int = 2**31
 
 
 @dataclass(frozen=True, slots=True)
