@@ -61,6 +61,7 @@ def _meaning(row: ForeignName) -> str:
         parts.append(f"{'else no' if row.same_as else 'no'} effect: {row.text}")
     elif row.same_as is None:
         taken = [_shown(value) for value in row.takes if value is not None]
+        taken += [] if row.repeats is None else [f"the value of `{row.repeats}`"]
         taken = ["what asks for nothing", *taken[len(NOTHING) :]] if _is_family(row) else taken
         parts.append(f"{' or '.join(taken) or 'refused'}: {row.text}; {row.fix}")
     elif not row.others:

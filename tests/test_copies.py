@@ -62,6 +62,7 @@ def test_tokenizers(copied: Callable[[Any], Any]) -> None:
     found = copied(tokenizer)
     assert found.encode("red shoes") == tokenizer.encode("red shoes")
     assert found.render_chat(HELLO) == tokenizer.render_chat(HELLO)
+    assert found.model_max_length == tokenizer.model_max_length == 4096
     wrapped = TransformersTokenizer(tokenizer)
     text = copied(wrapped).apply_chat_template(HELLO, tokenize=False)
     assert text == wrapped.apply_chat_template(HELLO, tokenize=False)

@@ -10,11 +10,14 @@ from typing import get_type_hints
 
 import numpy as np
 import pytest
+import torch
 
 import quire
+from quire.compat.names_table import NAMES
 from quire.config import CacheConfig, DeviceConfig, ModelSettings, SchedulerConfig
 from quire.core.sampling_options import SamplingOptions
-from quire.llm_options import LLMOptions
+from quire.engine.frontend.prompt_inputs import read_prompts
+from quire.llm_options import LLMArguments, LLMOptions
 
 # those that take more from Python: paths, maps, lists
 WIDER = {"tokenizer", "chat_template", "generation_config", "prepared_weights",
@@ -27,6 +30,11 @@ TAKEN_PARAMS = [
     "stop=iter(['x']), allowed_token_ids=np.arange(3), logprob_token_ids=(np.int64(1), 2)",
     "temperature=0, top_p=np.float32(0.5), seed=np.int64(3), max_tokens=np.int32(3)",
     "structured_outputs={'regex': 'a'}, output_kind=2, logit_bias={1: 2}",
+]
+TAKEN_PROMPTS = [
+    *("'a'", "[1, 2]", "(1, 2)", "np.arange(3)", "{'prompt': 'a'}", "torch.arange(3)"),
+    *("['a', 'b']", "('a', [1])", "iter(['a'])", "[[1], (1, 2), np.arange(3), torch.arange(3)]"),
+    "['a', {'prompt': 'a'}, {'prompt_token_ids': [1]}, [1, 2]]",
 ]
 
 
@@ -57,6 +65,11 @@ def test_options_are_typed_as_the_settings() -> None:
             assert hint == settings[name] | None, name
 
 
+def test_names_of_vllm_are_typed() -> None:
+    of_vllm = {row.name for row in NAMES["engine"] if "vLLM" in row.engines}
+    assert get_type_hints(LLMArguments).keys() - get_type_hints(LLMOptions) == of_vllm
+
+
 def test_a_wrong_name_fails_a_type_checker(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -67,13 +80,24 @@ def test_a_wrong_name_fails_a_type_checker(tmp_path: Path) -> None:
         "SamplingParams(temprature=1)\n"
         "SamplingParams(stop=5)\n"
         "SamplingParams(max_tokens='5')\n"
-        "import numpy as np\n" + "".join(f"SamplingParams({each})\n" for each in TAKEN_PARAMS)
+        "LLM('m').generate(5)\n"
+        "LLM('m').generate(['a', 5.5])\n"
+        "LLM('m', tensor_parallel_size=1, swap_space=4, device_memory_utilization=0.5)\n"
+        "import numpy as np, torch\n"
+        + "".join(f"SamplingParams({each})\n" for each in TAKEN_PARAMS)
+        + "".join(f"LLM('m').generate({each})\n" for each in TAKEN_PROMPTS)
+        + "kinds = ['a', [1, 2]]\nLLM('m').generate(kinds)\n"
     )
     command = [sys.executable, "-m", "mypy", "--follow-imports=silent", "--no-incremental"]
     done = subprocess.run([*command, str(script)], capture_output=True, text=True, check=False)
     lines = [line.partition(": error: ") for line in done.stdout.splitlines() if "error:" in line]
-    assert [location.rpartition(":")[2] for location, _, _ in lines] == [*"34567"], done.stdout
+    assert [location.rpartition(":")[2] for location, _, _ in lines] == [*"3456789"], done.stdout
     assert 'keyword argument "max_model_length"' in lines[0][2]
+
+
+def test_prompts_take_the_types_that_type_checkers_know() -> None:
+    for prompts in TAKEN_PROMPTS:
+        assert read_prompts(eval(prompts, {"np": np, "torch": torch}))
 
 
 def test_params_take_the_types_that_type_checkers_know() -> None:

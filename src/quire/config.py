@@ -147,14 +147,6 @@ class ModelSettings:
         return "none" if is_stored else cast(SchemeName, self.quantization)
 
     @property
-    def named_schemes(self) -> list[tuple[str, str]]:
-        """Each quantization scheme that the settings name, after the name of its setting."""
-        rules = (self.quantization_overrides or "").split(",")
-        named = [rule.rpartition("=")[2].strip() for rule in rules if "=" in rule]
-        overrides = [("quantization_overrides", name) for name in named]
-        return [("quantization", self.scheme), *overrides]
-
-    @property
     def _names(self) -> list[str]:
         given = self.served_model_name
         return [self.model] if given is None else [name.strip() for name in given.split(",")]
@@ -317,8 +309,7 @@ class DeviceConfig:
     batch_invariant: bool = setting(
         False,
         "on a GPU, use slower kernels whose results do not depend on the batch, so that a "
-        "request gets the same tokens alone and in any batch; for weights in 16 or 32 "
-        "bits or FP8",
+        "request gets the same tokens alone and in any batch",
     )
 
     def __post_init__(self) -> None:
@@ -333,13 +324,6 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
-
-    def __post_init__(self) -> None:
-        for option, scheme in self.model.named_schemes:
-            require(
-                not self.device.batch_invariant or scheme in ("none", "fp8", "dequantized"),
-                f"batch_invariant has no kernels for {option} {scheme!r}; leave one of the two out",
-            )
 
     @property
     def shares_prefixes(self) -> bool:

@@ -37,7 +37,7 @@ from quire.engine.frontend.prompt_options import (
 )
 from quire.engine.startup.resolved_config import check_files
 from quire.errors import invalid_value
-from quire.llm_options import LLMOptions
+from quire.llm_options import LLMArguments
 from quire.tokenizer.load_tokenizer import load_tokenizer, read_template
 from quire.tokenizer.transformers_api import TransformersTokenizer
 
@@ -55,7 +55,7 @@ class LLM(ModelOwner):
     """
 
     def __init__(
-        self, model: str | os.PathLike[str] | None = None, **options: Unpack[LLMOptions]
+        self, model: str | os.PathLike[str] | None = None, **options: Unpack[LLMArguments]
     ) -> None:
         named = {} if model is None else {"model": model}
         config = EngineConfig.from_options(**named, **options)

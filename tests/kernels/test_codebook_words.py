@@ -114,13 +114,17 @@ def test_instructions_look_up_the_numbers(found: CodebookFormat, dtype: torch.dt
 def test_instructions_look_up_scale_and_round_to_fp8(found: CodebookFormat) -> None:
     """What GEMMs of many rows do on Hopper."""
     kernel = pytest.importorskip("quire.kernels.triton.hopper.hopper_int4_to_fp8")
-    tables, (ids, words) = byte_tables(found.spec.codes, torch.float16), pairs_of_codes(found)
-    scales = torch.tensor([0.75, 3.3]).half()  # of the first and the second 32 columns
-    one, other = scales.view(torch.int16).tolist()
-    given = {"$6": 65537 * one, "$8": 65537 * other}
+    codebook, (ids, words) = byte_tables(found.spec.codes, torch.float16), pairs_of_codes(found)
+    signed = kernel._has_signs(codebook)
+    scales = torch.tensor([0.75, 3.3 if signed else 0.75]).half()  # of both blocks' groups
+    pairs = [65537 * bits for bits in scales.view(torch.int16).tolist()]
+    halves = [(pairs[0], 0), (pairs[1], 0) if signed else (pairs[0], 8)]
+    tables = [run_ptx(kernel._table_asm(codebook, first), {"$2": pair}) for pair, first in halves]
+    given = {f"${6 + 8 * i + 4 * j}": tables[i][f"${j}"] for i in range(2) for j in range(2)}
+    asm = kernel._signed_asm if signed else kernel._look_up_asm
     for step, pair, block in itertools.product(range(2), range(0, 16, 2), range(4)):
         four = {f"${i + 2}": words[32 * step + 2 * pair + i] for i in range(4)}
-        after = run_ptx(kernel._look_up_asm(block, tables), given | four)
+        after = run_ptx(asm(block), given | four)
         for half in range(2):
             column = 256 * step + 64 * block + 32 * half + 2 * pair
             numbers = torch.tensor(found.numbers).half()[ids[column : column + 4]] * scales[half]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -97,9 +96,16 @@ def test_every_config_gives_the_result(rows: int) -> None:
             assert error_of(skinny_gemm(x, words, config=config), expected) < 4e-3, config
 
 
-@pytest.mark.parametrize("rows", [70, 129, 257, 384, 1000])
-@pytest.mark.parametrize(("n", "k"), [(1008, 2048), (20000, 320), (9008, 832)])
-@pytest.mark.parametrize(("group", "zeros"), [(32, True), (64, False), (128, True)])
+@pytest.mark.parametrize("rows", [70, 129, 257, 1000])
+@pytest.mark.parametrize(
+    ("n", "k", "group", "zeros"),
+    [
+        (1008, 2048, 64, False),
+        (1008, 2048, 32, True),
+        (20000, 320, 64, True),
+        (9008, 640, 128, False),
+    ],
+)
 def test_every_config_of_many_rows_gives_the_result(
     rows: int, n: int, k: int, group: int, *, zeros: bool
 ) -> None:
@@ -107,7 +113,7 @@ def test_every_config_of_many_rows_gives_the_result(
 
     Some programs have several tiles, of fewer blocks than the ring.
     """
-    weight = weight_of(n, k, math.gcd(group, k), zeros=zeros)
+    weight = weight_of(n, k, group, zeros=zeros)
     x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
     bias = torch.randn(n, device="cuda", dtype=torch.bfloat16)
     expected = expected_of(x, weight, in_fp8=True) + bias.double()

@@ -88,11 +88,10 @@ def test_instructions_round_codes_to_fp8(zero: int | None) -> None:
     words = [int(word) & 0xFFFFFFFF for word in int4_weight.pack_int4(rows).words[0]]
     scale = torch.tensor(0.0123).half()
     expected = ((codes - (8 if zero is None else zero)) * scale).to(torch.float8_e4m3fn)
-    given = {"$5": int(scale.view(torch.int16)) * 65537}
-    if zero is not None:
-        given["$7"] = (0x6400 | zero) * 65537
+    given = {f"${i}": int(scale.view(torch.int16)) * 65537 for i in range(5, 9)}
+    given |= {f"${i}": (0x6400 | (8 if zero is None else zero)) * 65537 for i in range(9, 13)}
     for block in range(8):
-        asm = kernel._unpack_asm(block, zero is not None)
+        asm = kernel._unpack_asm(block)
         for pair in range(0, 16, 2):
             four = {f"${i + 1}": words[2 * pair + i] for i in range(4)}
             column = 32 * block + 2 * pair

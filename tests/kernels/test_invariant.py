@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,17 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from test_triton_kernels import DTYPES, ON_GPU, TWINS, close, close_to_exact, moved, with_dtypes
+from test_triton_kernels import (
+    DEVICE,
+    DTYPES,
+    ON_GPU,
+    TWINS,
+    close,
+    close_to_exact,
+    moved,
+    with_dtypes,
+)
+from test_triton_model import CONFIG, FAMILIES, build, logits
 from torch import Tensor
 from twins import CASES, attention_case, device_case, normal
 
@@ -33,9 +45,13 @@ from quire.kernels.triton.gemm.skinny_gemm_kernel import fp8_to_float
 from quire.kernels.triton.invariant import invariant_attention
 from quire.kernels.triton.ops import fp8_linear
 from quire.kernels.triton.step.elementwise import quantize_rows
+from quire.models.config.model_config import ModelConfig
+from quire.quantization.scheme import SCHEMES
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 KERNELS = kernels_for("cuda", batch_invariant=True)
+# the formats to which weights are quantized while they are loaded
+QUANTIZED = sorted({each for found in SCHEMES.values() for each in found["cuda"].choices}, key=str)
 EVERY = (
     {"attention": 5, "linear": 1, "linear_fp8": 1}
     if ON_GPU
@@ -66,6 +82,20 @@ def test_codes_of_a_checkpoint_are_packed_as_these_kernels_read_them(found: Weig
     expected = F.linear(x, found.dequantize(rows).float())
     out = KERNELS.linear(x, KERNELS.pack(rows), None)
     torch.testing.assert_close(out, expected, atol=2e-3, rtol=2e-3)  # scales are in float16
+
+
+@pytest.mark.parametrize("name", [*SCHEMES])
+def test_a_model_may_be_quantized_while_it_is_loaded(name: str, tmp_path: Path) -> None:
+    """In any scheme, and gives what its twins give."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | FAMILIES[0] | sizes))
+    model_config = ModelConfig.from_folder(tmp_path)
+    scheme, cpu, dtype = SCHEMES[name]["cuda"], torch.device("cpu"), torch.float32
+    mine = build(model_config, KERNELS, dtype, DEVICE, scheme)
+    exact = logits(build(model_config, TWINS, dtype, cpu, scheme), dtype, cpu)
+    torch.testing.assert_close(
+        logits(mine, dtype, DEVICE), exact, atol=0.02 * exact.abs().max().item(), rtol=0
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 70])
@@ -130,16 +160,18 @@ def test_padding_gives_zeros(dtype: torch.dtype) -> None:
     assert result[:-2].flatten(1).any(1).all()
 
 
-@pytest.mark.parametrize("in_fp8", [False, True])
+@pytest.mark.parametrize("found", [None, *QUANTIZED], ids=str)
 @DTYPES
-def test_a_row_has_the_same_result_in_any_number_of_rows(dtype: torch.dtype, in_fp8: bool) -> None:
+def test_a_row_has_the_same_result_in_any_number_of_rows(
+    dtype: torch.dtype, found: WeightFormat | None
+) -> None:
     """Bit-equal on a GPU; the interpreter's sums are NumPy's, whose order may vary."""
-    n, k = (640, 1104) if ON_GPU else (72, 136)
+    n, k = (640, 1088) if ON_GPU else (72, 192)
     x, weight, bias = (
         moved(normal(*size, dtype=dtype, seed=seed))
         for seed, size in enumerate([(300, k), (n, k), (n,)])
     )
-    stored = Fp8Weight(*reference.quantize_fp8(weight)) if in_fp8 else weight
+    stored = weight if found is None else KERNELS.quantize(weight, found.spec)
     whole = KERNELS.linear(x, stored, bias)
     for rows in (slice(0, 1), slice(5, 38), slice(100, 164), slice(7, 72), slice(40, 300)):
         (same if ON_GPU else close)(KERNELS.linear(x[rows], stored, bias), whole[rows])
@@ -193,19 +225,9 @@ def same(a: Tensor, b: Tensor) -> None:
     assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"batch_invariant": True}, "for GPUs, but device is 'cpu'; leave it out"),
-        ({"batch_invariant": True, "quantization": "int8"}, "quantization 'int8'; leave one"),
-        (
-            {"batch_invariant": True, "quantization_overrides": "lm_head=fp8,*=int4"},
-            "quantization_overrides 'int4'; leave one",
-        ),
-    ],
-)
-def test_what_it_does_not_serve_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_cpu_is_refused() -> None:
+    options = {"batch_invariant": True, "quantization": "int8"}
+    with pytest.raises(ConfigError, match="for GPUs, but device is 'cpu'; leave it out"):
         EngineConfig.from_options(**options).resolved("cpu")
 
 

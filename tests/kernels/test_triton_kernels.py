@@ -36,7 +36,7 @@ from quire.kernels.triton.gemm.gemm_tuning import default_skinny_config
 from quire.kernels.triton.launch.attention_config import DecodeConfig
 from quire.kernels.triton.launch.gemm_config import SkinnyConfig
 from quire.kernels.triton.launch.workspace import launches_early, workspace
-from quire.kernels.triton.ops import after_linear, dense_linear, fp8_linear
+from quire.kernels.triton.ops import after_linear, dense_linear, fp8_linear, paged_attention
 from quire.kernels.triton.ops.paged_attention import (
     attention,
     decode_attention,
@@ -447,6 +447,17 @@ def test_thousands_of_requests_may_run_with_many_key_heads() -> None:
     query, k_cache, v_cache, layout, *rest = map(moved, case)
     layout = dataclasses.replace(layout, has_prefills=False, _derived={})
     close(attention(query, k_cache, v_cache, layout, *rest), reference.attention(*case))
+
+
+def test_parts_of_many_query_heads_stay_within_the_workspace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heads = (83, 1, 16)
+    most = 2 * 83 * (16 + 2) * 2  # two parts of each of two programs
+    monkeypatch.setattr(paged_attention, "NUM_PARTIALS", most)
+    case = attention_case([1, 1, 1], [33, 1, 150], heads, None, True, torch.float32)
+    close(attention(*map(moved, case)), reference.attention(*case))
+    assert not workspace(DEVICE).counters.any()
 
 
 def test_layers_may_have_different_numbers_of_heads() -> None:

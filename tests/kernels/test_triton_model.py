@@ -21,6 +21,7 @@ from quire.layers.parameter import LayerOptions
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading.dummy_weights import fill_with_dummies
+from quire.quantization.scheme import Scheme
 
 ON_GPU = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
@@ -54,10 +55,15 @@ GEMMA2: dict[str, Any] = {
 
 
 def build(
-    model_config: ModelConfig, kernels: Kernels, dtype: torch.dtype, device: torch.device
+    model_config: ModelConfig,
+    kernels: Kernels,
+    dtype: torch.dtype,
+    device: torch.device,
+    scheme: Scheme | None = None,
 ) -> LlamaForCausalLM:
     """Random weights, the same for all kernels."""
-    model = LlamaForCausalLM(model_config.spec, 256, LayerOptions(dtype, device, kernels))
+    options = LayerOptions(dtype, device, kernels, scheme)
+    model = LlamaForCausalLM(model_config.spec, 256, options)
     fill_with_dummies(model, 0)
     norms = [module for module in model.modules() if isinstance(module, RMSNorm)]
     generator = torch.Generator().manual_seed(0)

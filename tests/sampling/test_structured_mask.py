@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from quire.core.reasoning_marks import ReasoningMarks
 from quire.core.sampling_params import SamplingParams
 from quire.sampling.sampler import Sampler, SamplerOutput
 from quire.sampling.sampling_state import SamplingState
@@ -53,6 +55,7 @@ def draw(
     *,
     best: Sequence[int] = (),
     matcher: WordMatcher | None = None,
+    **how: bool,
 ) -> SamplerOutput:
     """Sample one row that prefers the tokens `best`, and a bystander."""
     logits = torch.zeros(2, VOCAB)
@@ -61,8 +64,9 @@ def draw(
         logits[0, token_id] = 20.0 - index
     state = SamplingState(2, VOCAB)
     matcher = WordMatcher(WORDS) if matcher is None else matcher
-    state.set_row(0, sampling, seed=1, eos_token_ids=[EOS], bad_words_ids=[], matcher=matcher)
-    state.set_row(1, GREEDY, seed=1, eos_token_ids=[EOS], bad_words_ids=[])
+    ends = {"seed": 1, "eos_token_ids": [EOS], "bad_words_ids": []}
+    state.set_row(0, sampling, **ends, matcher=matcher, **how)
+    state.set_row(1, GREEDY, **ends)
     known = np.zeros((2, 8), np.int32)
     known[0, 1 : 1 + len(answer)] = answer
     num_tokens = np.array([1 + len(answer), 1])
@@ -121,6 +125,31 @@ def test_sampling_params_that_leave_nothing_are_exhausted() -> None:
     assert drawn.exhausted[0]
     assert not drawn.failed[0]
     assert not drawn.grammar_terminated[0]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "mark", "answer", "expected"),
+    [
+        ({"regex": "x"}, [1], [], 1),  # allowed: the reasoning ends there
+        ({"regex": "x"}, [6], [], 4),  # and where no answer has the mark, it is not forced
+        ({"choice": ["x"]}, [1], [], 4),
+        ({"regex": "x"}, [2], [1], 2),
+        ({"regex": "x"}, [2], [], 4),  # it may come later, as behind the rest of a character
+    ],
+)
+def test_a_thinking_budget_does_not_leave_the_grammar(
+    constraint: dict[str, Any], mark: list[int], answer: list[int], expected: int
+) -> None:
+    marks = ReasoningMarks(begin=[7], end=mark, is_open=True)
+    params = SamplingParams(
+        temperature=0.0,
+        thinking_token_budget=0,
+        reasoning_marks=marks,
+        structured_outputs=constraint,
+    )
+    drawn = draw(params, answer, best=[4, 3], is_thinking=True)
+    assert drawn.token_ids[0] == expected
+    assert not drawn.exhausted[0]
 
 
 def test_a_dead_end_is_exhausted() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.reasoning_marks import ReasoningMarks
-from quire.sampling.thinking_budget import MAX_BLANK_TOKENS, ThinkingBudget
+from quire.sampling.thinking_budget import MAX_BLANK_TOKENS, MAX_TOKENS_LATE, ThinkingBudget
 
 BLANK, BEGIN, END = 0, 1, [2, 3]
 
@@ -29,6 +29,15 @@ def test_reasoning_that_does_not_end_is_ended_once(budget: int, words: list[int]
         forced = answer(written, budget, is_open=is_open)
         start = len(head) + budget
         assert forced == [*written[:start], *END, *written[start + 2 :]]
+
+
+@given(st.integers(0, 9), st.integers(0, 5))
+def test_an_end_that_a_grammar_bans_comes_up_to_a_character_later(budget: int, late: int) -> None:
+    rule = ThinkingBudget(budget, ReasoningMarks(begin=[BEGIN], end=END), is_open=True)
+    tokens = [5] * (budget + late)
+    for token_id in [*END, None] if late <= MAX_TOKENS_LATE else [None] * 3:
+        assert rule.forced(np.array(tokens, np.int32)) == token_id
+        tokens.append(5 if token_id is None else token_id)
 
 
 @given(st.integers(0, 9), st.lists(st.integers(4, 9), max_size=8), st.lists(st.integers(2, 9)))

@@ -349,6 +349,14 @@ def test_a_header_says_what_had_no_effect(chat: Post, stream: bool) -> None:
     assert "x-quire-no-effect" not in chat(store=False, best_of=1, user="me").headers
 
 
+def test_a_field_may_repeat_another(complete: Post) -> None:
+    reply = complete(n=2, best_of=2)
+    assert reply.status == 200
+    assert "x-quire-no-effect" not in reply.headers
+    for wrong in ({"n": 2, "best_of": 3}, {"best_of": 2}, {"n": True, "best_of": True}):
+        assert complete(**wrong).status == 400
+
+
 def test_variables_that_the_template_does_not_read(chat: Post, engine: FakeEngine) -> None:
     reply = chat(chat_template_kwargs={"mood": "calm", "enable_thinking\n": False})
     assert "".join(map(chr, engine.calls[0]["ids"])).endswith("[mood=calm]<assistant>")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,10 @@ def both(
     folder = tmp_path_factory.mktemp("both")
     backend.save(str(folder / "tokenizer.json"))
     oracle = PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "tokenizer.json"), pad_token="<|end|>", eos_token="</s>"
+        tokenizer_file=str(folder / "tokenizer.json"),
+        pad_token="<|end|>",
+        eos_token="</s>",
+        model_max_length=8,
     )
     oracle.save_pretrained(folder)
     return TransformersTokenizer(Tokenizer.from_folder(folder)), oracle
@@ -53,6 +57,8 @@ def plain(values: Any) -> Any:
         {"padding": "max_length", "truncation": True, "max_length": 9, "return_tensors": "np"},
         {"truncation": True, "max_length": 6},
         {"truncation": "longest_first", "max_length": 6, "add_special_tokens": False},
+        {"truncation": True},
+        {"padding": "max_length", "return_tensors": "np", "truncation": True},
         {"truncation": False, "padding": "do_not_pad", "return_attention_mask": True},
     ],
 )
@@ -69,6 +75,49 @@ def test_calls_are_those_of_transformers(both: Any, options: dict[str, Any], sid
             assert plain(found[name]) == plain(expected[name])
     assert plain(own.encode(text, **options)) == plain(oracle.encode(text, **options))
     assert copy.deepcopy(own).padding_side == side
+
+
+@pytest.mark.parametrize("options", [{}, {"padding": True, "return_tensors": "np"}])
+def test_chats_and_batches_of_them_are_those_of_transformers(
+    both: Any, options: dict[str, Any]
+) -> None:
+    template = "{% for m in messages %}{{ m.content }}</s>{% endfor %}"
+    chats = [[{"role": "user", "content": text}] for text in TEXTS[:2]]
+    texts = {"chat_template": template, "tokenize": False}
+    ids = {"chat_template": template, "truncation": True, "return_dict": True, **options}
+    for given in (chats, tuple(chats), chats[:1], chats[0]):
+        own, oracle = (each.apply_chat_template(given, **texts) for each in both)
+        assert own == oracle
+        own, oracle = (each.apply_chat_template(given, **ids) for each in both)
+        for name in own:
+            assert plain(own[name]) == plain(oracle[name])
+    for none in ([], {}, [[]]):
+        with pytest.raises(InvalidRequestError, match="messages: must be a list"):
+            both[0].apply_chat_template(none, **texts)
+
+
+def test_positions_of_arguments_are_those_of_transformers(both: Any) -> None:
+    own, oracle = both
+    for name in ("__call__", "encode", "decode", "batch_decode", "apply_chat_template"):
+        found, expected = (inspect.signature(getattr(type(each), name)) for each in both)
+        by_position = [
+            each.name
+            for each in found.parameters.values()
+            if each.kind is each.POSITIONAL_OR_KEYWORD
+        ]
+        assert by_position == list(expected.parameters)[: len(by_position)]
+    assert own.decode([own.eos_token_id], True) == oracle.decode([own.eos_token_id], True) == ""
+    for call in (own, own.encode):
+        assert call("fox", None) == call("fox")
+        with pytest.raises(InvalidRequestError, match=r"text_pair: .*use AutoTokenizer"):
+            call("fox", "dog")
+
+
+def test_every_argument_of_transformers_is_known(both: Any) -> None:
+    own, oracle = both
+    for name, each in inspect.signature(type(oracle).__call__).parameters.items():
+        if each.kind is each.POSITIONAL_OR_KEYWORD and name not in ("self", "text"):
+            assert own("fox", **{name: each.default}) == own("fox")
 
 
 def test_tensors_move_and_lists_stay(both: Any) -> None:
@@ -96,7 +145,6 @@ def test_a_chat_is_cut_and_filled_up(both: Any) -> None:
     [
         ({"padding": "wide"}, "padding: must be one of"),
         ({"truncation": "only_last"}, "truncation: must be one of"),
-        ({"truncation": True}, "truncation: needs the number of tokens; set max_length"),
         ({"max_length": 5}, "max_length: cuts with truncation=True, .*; set one of them"),
         ({"max_length": 0, "truncation": True}, "max_length: must be an integer >= 1"),
         ({"return_tensors": "tf"}, "return_tensors: must be 'np', 'pt' or None, not 'tf'"),
@@ -111,8 +159,14 @@ def test_what_is_refused(both: Any, options: dict[str, Any], problem: str) -> No
         both[0](TEXTS, **options)
 
 
-def test_padding_needs_a_token(folders: dict[str, Path]) -> None:
+def test_padding_needs_a_token_and_truncation_a_number(folders: dict[str, Path]) -> None:
     tokenizer = TransformersTokenizer(Tokenizer.from_folder(folders["gpt2"]))
+    with pytest.raises(InvalidRequestError, match=r"truncation: .* no file names; set max_"):
+        tokenizer(TEXTS, truncation=True)
+    tokenizer.model_max_length = 2
+    assert copy.copy(tokenizer)(TEXTS[0], truncation=True) == tokenizer(
+        TEXTS[0], truncation=True, max_length=2
+    )
     with pytest.raises(
         InvalidRequestError, match="padding: the tokenizer has no pad_token; set it"
     ):

@@ -38,7 +38,8 @@ class ForeignName(msgspec.Struct, frozen=True, kw_only=True):
     flags on a command line. arity: whether a value follows the flag. same_as: Quire's setting.
     values: those with another spelling or meaning. others: whether all other values go to that
     setting as they are. takes: values without effect.
-    takes_if: whether another value has none either. neutral: of a name that never has an effect,
+    takes_if: whether another value has none either. repeats: a setting whose value, given beside
+    this one, has none. neutral: of a name that never has an effect,
     the values that ask for what is done anyway, so that nobody need be told. text: why they have
     none. fix: Quire's way, for all other values.
     """
@@ -52,6 +53,7 @@ class ForeignName(msgspec.Struct, frozen=True, kw_only=True):
     others: bool = True
     takes: Collection[Any] = ()
     takes_if: Callable[[Any], bool] = lambda _: False
+    repeats: str | None = None
     neutral: Collection[Any] = EMPTY
     text: str = ""
     fix: str = ""
@@ -68,9 +70,11 @@ class ForeignName(msgspec.Struct, frozen=True, kw_only=True):
                 return True, own
         return self.others, value
 
-    def has_no_effect(self, value: Any) -> bool:
-        """Whether this value is taken without effect; None always is."""
+    def has_no_effect(self, value: Any, beside: Mapping[str, Any]) -> bool:
+        """Whether this value is taken without effect; None always is. beside: all that is given."""
         is_any = value is None or self.takes is ANY
+        if self.repeats is not None and same_value(value, beside.get(self.repeats)):
+            return True
         return is_any or is_among(value, self.takes) or self.takes_if(value)
 
     def is_neutral(self, value: Any) -> bool:

@@ -146,10 +146,9 @@ _OF_CLASS: Mapping[str, Mapping[str, str]] = {
                          "scheduler_time", "model_execute_time"),
                         "times in the queue are in /metrics of `quire serve`"),
     },
-    "TransformersTokenizer": {
-        **dict.fromkeys(_OF_TOKENIZERS.split(), "use AutoTokenizer of transformers"),
-        "model_max_length": _LIMITS,
-    },
+    "TransformersTokenizer": dict.fromkeys(
+        _OF_TOKENIZERS.split(), "use AutoTokenizer of transformers"
+    ),
     "AsyncEngine": {
         "from_engine_args": "use AsyncLLM.from_engine_args, or `await AsyncEngine.start(config)`",
         "abort": "close the stream of generate, or use AsyncLLM",

@@ -89,6 +89,8 @@ def _pooling() -> _Rows:
     return POOLING_NAMES
 
 
+_ALONE: Mapping[str, Any] = {}
+
 _SCOPES: Mapping[Scope, Callable[[], _Rows]] = {
     "engine": _engine,
     "server": _server,
@@ -152,20 +154,27 @@ def row_of(name: str, scopes: Sequence[Scope]) -> ForeignName | None:
     return next((row for scope in scopes if (row := _by_name(scope).get(name))), None)
 
 
-def meaning_of(name: str, value: Any, scopes: Sequence[Scope]) -> Meaning | None:
-    """The meaning of a foreign name with this value; None for a name that is not in the table."""
+def meaning_of(
+    name: str, value: Any, scopes: Sequence[Scope], beside: Mapping[str, Any] = _ALONE
+) -> Meaning | None:
+    """The meaning of a foreign name with this value; None for a name that is not in the table.
+
+    beside: all names that are given, with their values.
+    """
     row = row_of(name, scopes)
-    return None if row is None else meaning_of_row(row, value)
+    return None if row is None else meaning_of_row(row, value, beside=beside)
 
 
-def meaning_of_row(row: ForeignName, value: Any, shown: str | None = None) -> Meaning:
+def meaning_of_row(
+    row: ForeignName, value: Any, shown: str | None = None, beside: Mapping[str, Any] = _ALONE
+) -> Meaning:
     """The meaning of a row with this value. shown: the name as its user wrote it: --swap-space."""
     shown = shown or row.name
     if row.same_as is not None:
         is_own, own = row.own_value(value)
         if is_own:
             return Own(row.same_as, own)
-    if row.has_no_effect(value):
+    if row.has_no_effect(value, beside):
         return NoEffect(f"{shown} has no effect: {row.text}", row.is_neutral(value))
     why = f": {row.text}" if row.text else ""
     given = "" if value is True else f" {reprlib.repr(value)}"

@@ -42,7 +42,7 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     alias("no_stop_trim", "include_stop_str_in_output", "SGLang"),
     alias("guided_decoding", "structured_outputs", _V),
     only("best_of", _V, (1,), "as many answers are drawn as are returned",
-         "use n, and choose among the answers"),
+         "use n, and choose among the answers", repeats="n"),
     only("use_beam_search", _V, (False,), _BEAMS, "leave it out, or use LLM.beam_search in Python"),
     only("beam_width", _V, (1,), _BEAMS, "leave it out"),
     only("length_penalty", _V, (1,), _BEAMS, "leave it out"),

@@ -75,7 +75,7 @@ def own_params(
     found: dict[str, Any] = {}
     over: dict[str, Any] = {}
     for name, value in params.items():
-        match None if name in known else meaning_of(name, value, (scope,)):
+        match None if name in known else meaning_of(name, value, (scope,), params):
             case None:
                 found[name] = value
             case Own(name=own, value=changed):

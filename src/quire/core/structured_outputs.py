@@ -113,6 +113,11 @@ class StructuredOutputs(
         return next(name for name in KINDS if getattr(self, name) is not None)
 
     @property
+    def may_have_reasoning(self) -> bool:
+        """Whether reasoning may be a part of the answer: JSON and choices have no place for it."""
+        return self.kind not in ("json", "json_object", "choice")
+
+    @property
     def text(self) -> str:
         """The schema, expression, grammar or list as text."""
         value = getattr(self, self.kind)

@@ -100,11 +100,16 @@ def _apply_grammar(logits: MutableLogits, users: _Users) -> None:
 
 
 def _end_thinking(logits: MutableLogits, users: _Users) -> None:
-    """Logits processor of thinking_token_budget: force the end of reasoning that reached it."""
+    """Logits processor of thinking_token_budget: force the end of reasoning that reached it.
+
+    A grammar that has no place for this end is not left.
+    """
     for sample, row in zip(users.samples.tolist(), users.rows.tolist(), strict=True):
-        token_id = users.state.thinking_budgets[row].forced(users.history.output(row))
-        if token_id is not None:
-            logits.force(sample, token_id)
+        output, grammar = users.history.output(row), users.state.grammars.get(row)
+        token_id = users.state.thinking_budgets[row].forced(output)
+        if token_id is None or (grammar and grammar.banned(output, logits.size)[token_id]):
+            continue
+        logits.force(sample, token_id)
 
 
 _PROCESSORS = (

@@ -156,7 +156,9 @@ class SamplingState:
         if sampling.logprob_token_ids is not None:
             self.logprob_tokens[row] = np.array(sampling.logprob_token_ids, np.int64)
         budget, marks = sampling.thinking_token_budget, sampling.reasoning_marks
-        if budget is not None and marks is not None:
+        outputs = sampling.structured_outputs
+        may_reason = outputs is None or outputs.may_have_reasoning
+        if budget is not None and marks is not None and may_reason:
             self.thinking_budgets[row] = ThinkingBudget(budget, marks, is_open=is_thinking)
         if matcher is not None:
             stops = np.array(sampling.stop_token_ids, np.int64)

@@ -10,6 +10,7 @@ from quire.array_types import Tokens
 from quire.core.reasoning_marks import ReasoningMarks, last_index
 
 MAX_BLANK_TOKENS = 4  # of white space in front of the begin mark
+MAX_TOKENS_LATE = 3  # of a character, which has at most 4 bytes, within which no mark can begin
 
 
 class ThinkingBudget:
@@ -23,13 +24,21 @@ class ThinkingBudget:
         self._is_over = False
 
     def forced(self, output: Tokens) -> int | None:
-        """The token that has to follow the output tokens [N]; None: any may."""
+        """The token that has to follow the output tokens [N], unless a grammar bans it; else None.
+
+        If it was banned, the mark begins one token later, until it is MAX_TOKENS_LATE.
+        """
         if not self._is_over:
             self._read(output)
         if self._is_over or self._start is None:
             return None
-        index = len(output) - self._start - self._budget
-        return self._end[index] if 0 <= index < len(self._end) else None
+        first = self._start + self._budget  # where the mark is due
+        if not 0 <= len(output) - first < MAX_TOKENS_LATE + len(self._end):
+            return None
+        late = output[first:].tolist()
+        sizes = range(min(len(late), len(self._end) - 1), -1, -1)
+        size = next(size for size in sizes if late[len(late) - size :] == self._end[:size])
+        return self._end[size] if len(late) - size <= MAX_TOKENS_LATE else None
 
     def _read(self, output: Tokens) -> None:
         """Look for the marks in the tokens that are new since the last call."""

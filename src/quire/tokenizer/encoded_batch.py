@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from quire.errors import invalid_value
+from quire.tokenizer.tokenizer_folder import NO_MAX_LENGTH
 
 _LONGEST, _TO_MAX = "longest", "max_length"
 _PADDINGS = {False: None, None: None, "do_not_pad": None, True: _LONGEST} | {
@@ -25,7 +26,7 @@ _OTHERS: dict[str, Any] = {
     **dict.fromkeys(("text_pair", "text_target", "text_pair_target", "is_split_into_words",
                      "pad_to_multiple_of", "return_token_type_ids", "return_overflowing_tokens",
                      "return_special_tokens_mask", "return_offsets_mapping", "return_length",
-                     "split_special_tokens")),
+                     "split_special_tokens", "tokenizer_kwargs")),
 }  # fmt: skip
 _ELSE = "use AutoTokenizer of transformers"
 
@@ -67,13 +68,15 @@ class BatchOptions(msgspec.Struct, frozen=True):
     @classmethod
     def read(
         cls,
+        model_max_length: int,
+        /,
         padding: bool | str | None = False,
         truncation: bool | str | None = None,
         max_length: int | None = None,
         return_tensors: str | None = None,
         **others: Any,
     ) -> BatchOptions:
-        """The options that these arguments describe."""
+        """The options that these arguments describe. model_max_length: in place of max_length."""
         _refuse(others)
         for name, value, known in (
             ("padding", padding, _PADDINGS),
@@ -87,8 +90,11 @@ class BatchOptions(msgspec.Struct, frozen=True):
             raise invalid_value("return_tensors", problem)
         cuts, pads = _TRUNCATIONS[truncation], _PADDINGS[padding]
         if max_length is None and (cuts or pads == _TO_MAX):
-            name = "truncation" if cuts else "padding"
-            raise invalid_value(name, "needs the number of tokens; set max_length")
+            if model_max_length >= NO_MAX_LENGTH:
+                name = "truncation" if cuts else "padding"
+                problem = "needs the number of tokens, which no file names; set max_length"
+                raise invalid_value(name, problem)
+            max_length = model_max_length
         if max_length is not None:
             if type(max_length) is not int or max_length < 1:
                 raise invalid_value("max_length", f"must be an integer >= 1, not {max_length!r}")

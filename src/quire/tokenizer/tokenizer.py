@@ -26,9 +26,11 @@ from quire.tokenizer.conversation_input import TextMap, check_text
 from quire.tokenizer.encoder import Encoder
 from quire.tokenizer.token_spelling import Pieces, Spelling
 from quire.tokenizer.tokenizer_folder import (
+    NO_MAX_LENGTH,
     add_missing_tokens,
     named_tokens,
     read_backend,
+    read_max_length,
     read_settings,
     read_templates,
 )
@@ -46,7 +48,8 @@ class Tokenizer:
     """Encodes and decodes; safe to share between threads.
 
     backend: the library's tokenizer. names: role → text of special tokens, such as eos_token.
-    templates: name → (file, source) of chat templates.
+    templates: name → (file, source) of chat templates. model_max_length: tokens of a text at most,
+    as the files say; for scripts, since the engine has a limit of its own.
     """
 
     has_text = True
@@ -58,8 +61,10 @@ class Tokenizer:
         *,
         names: dict[str, str] | None = None,
         templates: dict[str, tuple[str, str]] | None = None,
+        model_max_length: int = NO_MAX_LENGTH,
     ) -> None:
         self._backend = backend
+        self.model_max_length = model_max_length
         self.names = names or {}
         """Role → text of special tokens."""
         self._sources = templates or {}
@@ -74,8 +79,13 @@ class Tokenizer:
         self.pieces = lru_cache(_MAX_PIECES)(self._pieces)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # compiled templates are not copied
-        return partial(Tokenizer, names=self.names, templates=self._sources), (self._backend,)
+        return partial(self._like, templates=self._sources), ()  # not those that are compiled
+
+    @property
+    def _like(self) -> partial[Tokenizer]:
+        """Makes tokenizers like this one, of templates."""
+        rest: dict[str, Any] = {"names": self.names, "model_max_length": self.model_max_length}
+        return partial(Tokenizer, self._backend, **rest)
 
     @classmethod
     def from_folder(cls, path: Path, template: tuple[str, str] | None = None) -> Tokenizer:
@@ -90,14 +100,19 @@ class Tokenizer:
         settings = read_settings(path)
         add_missing_tokens(backend, settings)
         templates = read_templates(path, settings) if template is None else {"default": template}
-        return cls(backend, names=named_tokens(settings), templates=templates)
+        return cls(
+            backend,
+            names=named_tokens(settings),
+            templates=templates,
+            model_max_length=read_max_length(settings),
+        )
 
     def with_chat_template(self, source: str, origin: str = "chat_template") -> Tokenizer:
         """A tokenizer like this one with another chat template, and no others.
 
         origin: where it is from, for errors. Raises CheckpointError for a damaged template.
         """
-        return Tokenizer(self._backend, names=self.names, templates={"default": (origin, source)})
+        return self._like(templates={"default": (origin, source)})
 
     def vocabulary(self) -> dict[str, int]:
         """All tokens by their names in the vocabulary, with their ids."""

@@ -25,6 +25,8 @@ TOKEN_NAMES = (
     "cls_token",
     "mask_token",
 )
+NO_MAX_LENGTH = int(1e30)
+"""What `transformers` has where no file names the most tokens of a text."""
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -98,6 +100,13 @@ def _token_text(value: Any) -> str | None:
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
+
+
+def read_max_length(settings: dict[str, Any]) -> int:
+    """The most tokens of a text."""
+    value: Any = settings.get("model_max_length")
+    is_length = isinstance(value, int | float) and 1 <= value < NO_MAX_LENGTH
+    return int(value) if is_length else NO_MAX_LENGTH
 
 
 def add_missing_tokens(backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:

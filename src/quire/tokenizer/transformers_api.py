@@ -18,14 +18,15 @@ from quire.tokenizer.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from quire.tokenizer.encoded_batch import BatchOptions, Encoded
 
-_SETTABLE = ("padding_side", "truncation_side", "pad_token")
+_SETTABLE = ("padding_side", "truncation_side", "pad_token", "model_max_length")
 
 
 class TransformersTokenizer(ForeignMethods):
     """Wraps a Tokenizer.
 
     padding_side, truncation_side: "right" or "left", where rows are filled up or cut. pad_token: as
-    the tokenizer's files say. All three may be set, and pad_token_id.
+    the tokenizer's files say, as is model_max_length, the number of tokens where no max_length is
+    given. All four may be set, and pad_token_id.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -33,6 +34,7 @@ class TransformersTokenizer(ForeignMethods):
         self._with_template = lru_cache(8)(tokenizer.with_chat_template)
         self.padding_side = self.truncation_side = "right"
         self.pad_token: str | None = tokenizer.names.get("pad_token")
+        self.model_max_length = tokenizer.model_max_length
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = {name: getattr(self, name) for name in _SETTABLE}
@@ -41,6 +43,7 @@ class TransformersTokenizer(ForeignMethods):
     def __call__(
         self,
         text: str | Sequence[str],
+        text_pair: object = None,
         *,
         add_special_tokens: bool = True,
         padding_side: str | None = None,
@@ -50,11 +53,13 @@ class TransformersTokenizer(ForeignMethods):
 
         options: padding (True, "longest", "max_length"), truncation (True, which keeps special
         tokens), max_length, return_tensors: "np" (arrays), "pt" (tensors) or None (lists).
-        padding_side: of this call. Raises InvalidRequestError for others of `transformers`.
+        padding_side: of this call. Raises InvalidRequestError for others of `transformers`, such as
+        text_pair.
         """
         from quire.tokenizer.encoded_batch import BatchOptions  # a start needs none
 
-        how, is_one = BatchOptions.read(**options), isinstance(text, str)
+        how = BatchOptions.read(self.model_max_length, text_pair=text_pair, **options)
+        is_one = isinstance(text, str)
         texts = [text] if isinstance(text, str) else text
         rows = [self._cut(t, add_special_tokens, how.limit) for t in texts]
         return self._encoded(rows, how, is_one, padding_side)
@@ -89,20 +94,20 @@ class TransformersTokenizer(ForeignMethods):
             text, add_special_tokens=add_special_tokens, parse_special=True
         )
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, **options: Any) -> Any:
+    def encode(self, text: str, text_pair: object = None, **options: Any) -> Any:
         """Token ids of a text, in which names of control tokens are these tokens.
 
         options: as a call has them.
         """
-        return self(text, add_special_tokens=add_special_tokens, **options).input_ids
+        return self(text, text_pair, **options).input_ids
 
-    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
         """The text of a token id, or of several."""
         ids = plain_value(token_ids)
         ids = [ids] if isinstance(ids, int) else ids
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def batch_decode(self, sequences: Any, *, skip_special_tokens: bool = False) -> list[str]:
+    def batch_decode(self, sequences: Any, skip_special_tokens: bool = False) -> list[str]:
         """The text of each list of token ids."""
         return [
             self.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -111,7 +116,7 @@ class TransformersTokenizer(ForeignMethods):
 
     def apply_chat_template(
         self,
-        conversation: list[dict[str, Any]],
+        conversation: Any,
         tools: list[dict[str, Any]] | None = None,
         *,
         chat_template: str | None = None,
@@ -124,28 +129,32 @@ class TransformersTokenizer(ForeignMethods):
         return_dict: bool = False,
         **template_kwargs: Any,
     ) -> Any:
-        """The text of a conversation, or with `tokenize` its token ids.
+        """The text of a conversation, or with `tokenize` its token ids; of several a list.
 
-        padding, truncation, max_length, return_tensors: as a call has them. return_dict: the ids as
-        a call gives them. template_kwargs: continue_final_message, and variables that the template
-        reads. Raises InvalidRequestError.
+        conversation: messages, or a list of conversations. padding, truncation, max_length,
+        return_tensors: as a call has them. return_dict: the ids as a call gives them.
+        template_kwargs: continue_final_message, and variables that the template reads. Raises
+        InvalidRequestError.
         """
         from quire.tokenizer.encoded_batch import BatchOptions  # a start needs none
 
-        how = BatchOptions.read(padding, truncation, max_length, return_tensors)
+        how = BatchOptions.read(
+            self.model_max_length, padding, truncation, max_length, return_tensors
+        )
         tokenizer = self._tokenizer if chat_template is None else self._with_template(chat_template)
         encode = tokenizer.encode_chat if tokenize else tokenizer.render_chat
-        made: Any = encode(
-            conversation,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            **template_kwargs,
-        )
+        is_one = not isinstance(next(iter(conversation or ()), None), list | tuple)
+        made: list[Any] = [
+            encode(
+                chat, tools=tools, add_generation_prompt=add_generation_prompt, **template_kwargs
+            )
+            for chat in ([conversation] if is_one else conversation)
+        ]
         if not tokenize:
-            return made
+            return made[0] if is_one else made
         if how.limit is not None:
-            made = self._part(made, how.limit)
-        encoded = self._encoded([made], how, is_one=True)
+            made = [self._part(ids, how.limit) for ids in made]
+        encoded = self._encoded(made, how, is_one)
         return encoded if return_dict else encoded.input_ids
 
     def convert_tokens_to_ids(self, tokens: str | Iterable[str]) -> Any:

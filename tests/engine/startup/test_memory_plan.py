@@ -18,7 +18,7 @@ from quire.dtypes import HOPPER_BLOCK_SIZES, HOPPER_HEAD_DIMS
 from quire.engine.core.step_sizes import StepSizes
 from quire.engine.processes.fleet_model import ModelSpec
 from quire.engine.processes.model_fleet import _measured
-from quire.engine.startup import footprint, memory_plan
+from quire.engine.startup import footprint, memory_plan, resolved_config
 from quire.engine.startup.footprint import BASE_BYTES
 from quire.engine.startup.memory_plan import DeviceMemory, MemoryPlan, plan_memory
 from quire.engine.startup.start_engine import start_engine
@@ -32,6 +32,7 @@ from quire.errors import ConfigError, UserError
 from quire.kernels.batch_layout import SHARED_MEMBERS
 from quire.kernels.operands import AttentionParams
 from quire.kernels.step_buffer import StepSections
+from quire.kernels.triton.launch.workspace import NUM_COUNTERS
 from quire.models.config.model_config import ModelConfig
 
 SHAPE = Path(__file__).parents[3] / "benchmarks" / "shapes" / "llama-3.1-8b"
@@ -260,6 +261,14 @@ def test_steps_whose_offsets_would_overflow_are_refused() -> None:
     most = 2**31 // 128_256
     with pytest.raises(ConfigError, match=f"max_num_seqs .* at most {most:,} .*; lower"):
         plan_8b(9999, max_num_seqs=most + 1, max_num_batched_tokens=50_000)
+
+
+def test_more_requests_than_attention_counts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolved_config.MOST_ROWS == NUM_COUNTERS
+    monkeypatch.setattr(resolved_config, "MOST_ROWS", 8 * 300)  # 8 key heads
+    assert plan_8b(9999, max_num_seqs=300).problem is None
+    with pytest.raises(ConfigError, match=r"max_num_seqs .* at most 300 .*; lower"):
+        plan_8b(9999, max_num_seqs=301)
 
 
 def test_shared_prefixes_take_their_part_and_their_graphs() -> None:

@@ -29,6 +29,12 @@ def one_group_less(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
     tensors[name] = tensors[name].clamp(max=2)
 
 
+def as_version_2(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+    """Zero points of version 2, with version 1 in the config: 8 for 7."""
+    for name in [name for name in tensors if name.endswith(".qzeros")]:
+        tensors[name] = tensors[name] + 0x11111111
+
+
 def give_biases(value: float) -> Change:
     """A bias for each quantized layer, as AutoGPTQ writes them."""
 
@@ -55,7 +61,12 @@ def test_biases_of_zeros_that_the_model_lacks_are_passed_over(tmp_path: Path) ->
             configure(checkpoint_format="marlin"),
             r"is 'marlin'; take a checkpoint in 'gptq'",
         ),
-        ("gptq", configure(checkpoint_format="gptq_v2"), r"proj: its qzeros are not those of symm"),
+        *(
+            ("gptq", configure(checkpoint_format="gptq_v2", sym=sym), r"proj: its .*in 'gptq', but")
+            for sym in (True, False)
+        ),
+        ("gptq", as_version_2, r"proj: its .* in 'gptq_v2', but config.json says 'gptq'; correct"),
+        ("gptq_v2", configure(sym=True), r"proj: its qzeros are not those of symmetric codes"),
         ("gptq", configure(dynamic={"-:(": {}}), r"dynamic.-:\( holds '\(', which is not a reg"),
         ("gptq_order", drop("g_idx"), r"missing: model.layers.0.mlp.up_proj.g_idx"),
         (

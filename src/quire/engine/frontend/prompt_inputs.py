@@ -6,10 +6,8 @@ processor and the tokenizer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypedDict
-
-import numpy as np
 
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.prompt_encoding import Prompt
@@ -30,8 +28,9 @@ class TokensPrompt(TypedDict):
 
 
 Message = dict[str, Any]  # {"role": ..., "content": ...}
-OnePrompt = Prompt | tuple[int, ...] | Mapping[str, Any] | np.ndarray
-Prompts = OnePrompt | Iterable[OnePrompt]
+# one prompt or several: text, token ids (a list, tuple, array or tensor) and maps are all iterable;
+# a union of them refuses lists that mix kinds, whose type has only what the kinds have in common
+Prompts = Iterable[int | Iterable[object]]
 Conversation = Sequence[Message]
 
 _MESSAGES = "must be a list of messages, such as [{'role': 'user', 'content': 'hello'}]"

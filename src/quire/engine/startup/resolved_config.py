@@ -38,6 +38,8 @@ _FAILED = (
     "smaller groups or another method"
 )
 MOST_OFFSETS = 2**31 - 1  # in a tensor
+# Requests times key heads of decode attention, NUM_COUNTERS of the kernels, which import Triton.
+MOST_ROWS = 2**18
 # By the name of a checkpoint format: the method of `quire quantize` that writes such weights, or
 # "", and what converts weights to as many bits while they are loaded.
 _MADE_BY: dict[str, tuple[str, SchemeName]] = {
@@ -218,18 +220,23 @@ def _refuse_experts(model_config: ModelConfig) -> None:
 
 
 def _refuse_large_steps(config: EngineConfig, model_config: ModelConfig) -> None:
-    """Raise ConfigError for steps with a tensor in which kernels' offsets, of 32 bits, overflow."""
+    """Raise ConfigError for steps with a tensor in which kernels' offsets, of 32 bits, overflow.
+
+    And for more requests than attention has counters for.
+    """
     widths = [model_config.hidden_size]
+    key_heads = max(layer.attention.num_kv_heads for layer in model_config.spec.layers)
     for layer in model_config.spec.layers:
         attention = layer.attention
         widths.append((attention.num_heads + 2 * attention.num_kv_heads) * attention.key_dim)
         widths.append(2 * layer.mlp.intermediate_size)  # gate and up
     scheduler, rows = config.scheduler, model_config.vocab_size if model_config.has_head else 1
-    for name, count, width in (
-        ("max_num_batched_tokens", scheduler.max_num_batched_tokens, max(widths)),
-        ("max_num_seqs", scheduler.max_num_seqs, rows),  # of logits
+    for name, count, most in (
+        ("max_num_batched_tokens", scheduler.max_num_batched_tokens, MOST_OFFSETS // max(widths)),
+        ("max_num_seqs", scheduler.max_num_seqs, MOST_OFFSETS // rows),  # of logits
+        ("max_num_seqs", scheduler.max_num_seqs, MOST_ROWS // key_heads),
     ):
-        if count > (most := MOST_OFFSETS // width):
+        if count > most:
             raise ConfigError(
                 f"{name} is {count:,}, but on a GPU it is at most {most:,} for this model; lower it"
             )

@@ -84,15 +84,21 @@ class GptqLinear(IntegerLinear):
     def _zeros(self, words: Tensor) -> Tensor | None:
         from quire.models.checkpoint_formats.integer_rows import unpacked, words_as_rows
 
-        zeros = unpacked(words_as_rows(words), self.bits).t()
+        zeros, half = unpacked(words_as_rows(words), self.bits).t(), 2 ** (self.bits - 1)
+        if bool((zeros == (half if self.stores_less else half - 1)).all()):
+            own, other = ("gptq", "gptq_v2") if self.stores_less else ("gptq_v2", "gptq")
+            raise ValueError(
+                f"its qzeros are those of symmetric codes in {other!r}, but config.json says "
+                f"{own!r}; correct checkpoint_format"
+            )
         if self.stores_less:
             zeros = zeros + 1 & 2**self.bits - 1
         if not self.is_symmetric:
             return zeros
-        if not bool((zeros == 2 ** (self.bits - 1)).all()):
+        if not bool((zeros == half).all()):
             raise ValueError(
                 "its qzeros are not those of symmetric codes, but config.json says sym is true; "
-                "correct sym, or checkpoint_format"
+                "correct sym"
             )
         return None
 

@@ -145,7 +145,9 @@ class _ForeignFields:
 
     def _meaning(self, name: str, value: Any) -> Meaning | None:
         """The meaning of a name; None where the route has a field for it that no row names."""
-        meaning = None if name in self._refused else meaning_of(name, value, SCOPES)
+        meaning = None
+        if name not in self._refused:
+            meaning = meaning_of(name, value, SCOPES, self._found)
         if not isinstance(meaning, NoEffect | Refused) or value is None or is_among(value, EMPTY):
             return meaning
         own = own_field(name, self._known)

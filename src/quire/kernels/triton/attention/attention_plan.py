@@ -45,16 +45,20 @@ def make_plan(
     decode: DecodeConfig | HopperDecodeConfig | None,
     query_tile: int,
     num_kv_heads: int,
+    most_programs: int = 2**31,
 ) -> Plan:
     """Compute a plan on the device. window: 0 for none. query_tile: tokens of a query tile.
 
-    decode: None: prefill attention serves requests with one query token, too.
+    decode: None: prefill attention serves requests with one query token, too. most_programs: of
+    decode attention, but for Hopper's.
     """
     num_requests = len(layout.seq_lens)
     config = decode or DecodeConfig(tile=16, stages=1, per_sm=1)
     num_programs = config.per_sm * workspace(layout.seq_lens.device).num_sms
     if isinstance(config, HopperDecodeConfig):  # a run for each crew, see `hopper_decode_work`
         num_programs, num_kv_heads = max(1, num_programs // num_kv_heads), 1
+    else:
+        num_programs = min(num_programs, most_programs)
     shared = layout.shared if not window else None
     index, lens = (None, None) if shared is None else (shared.index, shared.lens)
     pdl = launches_early(layout.seq_lens.device)

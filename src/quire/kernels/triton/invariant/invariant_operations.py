@@ -19,7 +19,7 @@ from torch import Tensor
 from quire.kernels.operands import ResidualState, Rows
 from quire.kernels.triton.invariant.invariant_attention import attention
 from quire.kernels.triton.ops.after_linear import add_norm, silu_rows
-from quire.kernels.triton.ops.linear_table import GpuWeight, linear_of, pack_unread
+from quire.kernels.triton.ops.linear_table import GpuWeight, linear_of, pack_unread, quantize_unread
 from quire.kernels.triton.ops.rounded_rows import rows_for
 from quire.kernels.triton.step.elementwise import gelu_and_mul
 
@@ -71,7 +71,7 @@ def invariant(operations: Mapping[str, Callable[..., Any]]) -> dict[str, Callabl
     """A device's operations with batch-invariant ones in place of those that are not."""
     by_row = {op: function for op, function in operations.items() if op in _BY_ROW}
     return by_row | {
-        "pack": pack_unread, "linear": linear, "rms_norm_linear": rms_norm_linear,
-        "linear_silu": linear_silu, "linear_gelu": linear_gelu,
+        "pack": pack_unread, "quantize": quantize_unread, "linear": linear,
+        "rms_norm_linear": rms_norm_linear, "linear_silu": linear_silu, "linear_gelu": linear_gelu,
         "linear_add_norm": linear_add_norm, "attention": attention,
     }  # fmt: skip

@@ -40,7 +40,7 @@ from quire.kernels.triton.step.elementwise import quantize_rows
 
 W4A16_ROWS = 64  # rows, up to which they are not rounded for weights in four bits
 MOST_ROWS = 512  # of x, up to which codes are unpacked for each tile; beyond, once for all rows
-FP8_ROWS = 512  # of x, up to which codes are unpacked for each tile where FP8 is multiplied
+FP8_ROWS = 1024  # of x, up to which codes are unpacked for each tile where FP8 is multiplied
 _PIECE = 2**28  # bytes of a weight's numbers that are made at a time
 
 

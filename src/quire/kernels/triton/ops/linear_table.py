@@ -60,3 +60,8 @@ def pack_unread(weight: LinearWeight) -> LinearWeight:
 def quantize(weight: Tensor, spec: QuantSpec) -> LinearWeight:
     """Twin of `reference.quantize`, packed."""
     return pack(reference.quantize(weight, spec))
+
+
+def quantize_unread(weight: Tensor, spec: QuantSpec) -> LinearWeight:
+    """Twin of `reference.quantize`, packed as `pack_unread` does."""
+    return pack_unread(reference.quantize(weight, spec))

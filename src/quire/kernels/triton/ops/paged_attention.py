@@ -72,14 +72,15 @@ def attention(
 ) -> Tensor:
     """PagedAttention: twin of `reference.attention`, for any block size."""
     num_kv_heads, space = k_cache.shape[2], workspace(query.device)
+    most = _most_programs(k_cache, query.shape[1] // num_kv_heads)
     decode = choose_decode_config(query, k_cache, params)
     prefill = choose_prefill_config(query, k_cache, params, has_few_keys=layout.has_few_keys)
     window, tokens = params.window or 0, prefill.tokens(query.shape[1] // num_kv_heads)
     if layout.shared is not None and not shared_tile(query, k_cache, space.shared_memory):
         layout = replace(layout, shared=None)  # each request reads its prefix itself
-    key = ("triton attention", window, decode, tokens, num_kv_heads, layout.shared is None)
+    key = ("triton attention", window, decode, tokens, num_kv_heads, layout.shared is None, most)
     is_fresh = not layout.knows(key)
-    plan = layout.once(key, lambda: make_plan(layout, window, decode, tokens, num_kv_heads))
+    plan = layout.once(key, lambda: make_plan(layout, window, decode, tokens, num_kv_heads, most))
     out = query.new_empty(query.shape)
     if layout.has_decodes:
         shared = None
@@ -130,8 +131,7 @@ def decode_attention(
     num_programs = len(plan.decode_runs)
     if isinstance(config, HopperDecodeConfig):
         num_programs *= num_kv_heads  # a crew for each run, of one program for each key head
-    part = group * (padded_head_dim(k_cache) + 2)
-    assert 2 * num_programs * part <= NUM_PARTIALS
+    assert num_programs <= _most_programs(k_cache, group)
     assert num_requests * num_kv_heads <= NUM_COUNTERS
     window = params.window or 0
     if isinstance(config, HopperDecodeConfig):
@@ -213,6 +213,11 @@ def choose_decode_config(
         return hopper_decode_config(k_cache, group, len(query))
     capacity = workspace(query.device).shared_memory
     return fitting_decode(decode_config(k_cache, len(query)), query, k_cache, group, capacity)
+
+
+def _most_programs(k_cache: Tensor, group: int) -> int:
+    """Programs of decode attention whose parts, two of each, fit into the workspace."""
+    return NUM_PARTIALS // (2 * group * (padded_head_dim(k_cache) + 2))
 
 
 def choose_prefill_config(
