@@ -136,7 +136,7 @@ def compiled() -> dict[str, Any]:
 # two sums; an address that each work item loads once; angles; so that two programs fit; sums that
 # are stored
 SPILL = {"pieces": 8, "hopper_fp8": 8, "ring_int4_heads_few": 8, "shared": 8, "ring_int4_wide": 16,
-         "rows_mxfp4_wide": 192}  # fmt: skip
+         "rows_int4_wide": 16, "rows_mxfp4_wide": 192}  # fmt: skip
 SPILL |= {"decode_float32_fp8": 1024}  # which is there to be right, not fast
 
 

@@ -28,7 +28,7 @@ class Int4RowsConfig(TileConfig):
         A step has up to eight groups, each with a scale of two bytes and a zero point.
         """
         ring, words = self.stages * 128 * (self.block_m + self.block_n), 2 * 152 * self.block_n
-        return ring + words + 2 * 64 * 2 * self.block_n + 256
+        return ring + words + 2 * 64 * 2 * self.block_n + 512
 
 
 # microseconds of a step of 256 columns, by rows and outputs of a tile, measured on one H200; tiles

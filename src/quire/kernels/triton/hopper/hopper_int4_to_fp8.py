@@ -148,10 +148,10 @@ def _table_asm(codebook, first):
 
 @gluon.constexpr_function
 def _codes_asm(block):
-    """s: the codes of four columns of a block of 32 and of the next one, in turns; four bits each.
+    """PTX: codes of four columns, of a block of 32 and the next one alternately, in registers.
 
-    m and n: their last three bits, of two columns each, as PRMT takes them. l: s, whose bytes'
-    first bits are those of the first block's codes; those of s are the second's.
+    s: all eight. m and n: the last three bits, of two columns each, as PRMT takes them. l: s, so
+    that its bytes' first bits are those of the first block's codes; those of s are the second's.
     """
     first, second = ("$2", "$4") if block < 2 else ("$3", "$5")
     return f"""
