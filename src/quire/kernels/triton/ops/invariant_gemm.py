@@ -70,7 +70,7 @@ def invariant_gemm(
 def _hopper_serves(x: Tensor, weight: Tensor, out: Tensor) -> bool:
     """Whether Hopper's kernels serve these operands, whatever the number of rows."""
     steps = (weight.stride(0) * weight.itemsize | len(weight) * out.itemsize) % 16 == 0
-    same = x.dtype == weight.dtype and x.itemsize <= 2
+    same = x.dtype == weight.dtype and x.itemsize <= out.itemsize == 2
     return same and steps and weight.data_ptr() % 16 == 0 and has_hopper_gpu(x.device)
 
 
