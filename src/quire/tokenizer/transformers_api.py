@@ -143,7 +143,8 @@ class TransformersTokenizer(ForeignMethods):
         )
         tokenizer = self._tokenizer if chat_template is None else self._with_template(chat_template)
         encode = tokenizer.encode_chat if tokenize else tokenizer.render_chat
-        is_one = not isinstance(next(iter(conversation or ()), None), list | tuple)
+        is_list = isinstance(conversation, list | tuple) and len(conversation) > 0
+        is_one = not (is_list and isinstance(conversation[0], list | tuple))
         made: list[Any] = [
             encode(
                 chat, tools=tools, add_generation_prompt=add_generation_prompt, **template_kwargs
