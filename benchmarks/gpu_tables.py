@@ -318,7 +318,7 @@ def gpu_kv_dtype(result: Result) -> str:
 def gpu_weights(result: Result) -> str:
     """Linears with weights in each format, by rows, beside bfloat16."""
     found, bandwidth = result["rows"], result["read_bandwidth"] / 1e12
-    rows = list(dict.fromkeys(row["m"] for row in found))
+    rows = sorted({row["m"] for row in found})
     text = [
         f"Time in us (share of {bandwidth:.2f} TB/s by the weight's bytes), times faster than "
         "bfloat16, by rows:\n",

@@ -2,7 +2,7 @@
 
 Floor: the tensor cores' 16-bit rate. Tiles of 256 rows of x dequantize codes seldom. A step is 128
 columns of W and x, loaded through a ring; the last product of a step is in flight while the first
-codes of the next become numbers. The rest is as in `hopper_int4_rows`.
+codes of the next become numbers. The split of k is as in `hopper_fp8_gemm`.
 """
 
 from __future__ import annotations
