@@ -12,10 +12,10 @@ packages.
 In each round every row has one measurement for each context length; each round starts with another
 row. A measurement is a process of its own that ends before the next one begins, so nothing runs
 beside what is measured: it loads the model, draws a first token (time since the process began),
-computes a prompt of the context's length, goes on from it in 1, 8 and 16 streams, and last reads
-memory. Before and after it the machine's own rates are taken. A measurement is disturbed if other
-processes kept a tenth of a core busy, or if the machine's pace changed: it is stored, counts only
-where a row has no other, and is repeated after all others.
+computes a prompt of the context's length, goes on from it in 1, 8 and 16 streams (--streams), and
+last reads memory. Before and after it the machine's own rates are taken. A measurement is disturbed
+if other processes kept a tenth of a core busy, or if the machine's pace changed: it is stored,
+counts only where a row has no other, and is repeated after all others.
 
 Results are saved after every measurement, and --resume goes on from there. So a shared machine is
 held for one measurement at a time (--measurements 1); the exit status is 3 while some are due.
@@ -31,7 +31,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from peers.bench import SHAPE, Answer, Bench, WorkerError, add_options
+from peers.bench import SHAPE, STREAMS, Answer, Bench, WorkerError, add_options
 from peers.disturbance import is_disturbed
 from peers.install import PeerCache
 from peers.rows import Row, all_rows
@@ -159,6 +159,9 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3, help="0 makes ready, and no more")
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 4000])
+    parser.add_argument(
+        "--streams", type=int, nargs="+", default=STREAMS, help="at a time; the first of them 1"
+    )
     parser.add_argument("--rows", nargs="+", help="engines, or engine:weights; default: all")
     parser.add_argument(
         "--resume",
@@ -172,7 +175,8 @@ def main() -> None:
     peer_cache = PeerCache(args.cache, args.here, args.wheels)
     for engine in {row.engine for row in rows}:
         peer_cache.python_of(engine)
-    if run(Bench(args, peer_cache, peer_cache.models(rows, SHAPE)), rows, args):
+    bench = Bench(args, peer_cache, peer_cache.models(rows, SHAPE), args.streams)
+    if run(bench, rows, args):
         sys.exit(DUE)
 
 

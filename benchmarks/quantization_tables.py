@@ -10,6 +10,7 @@ from record import TRACKED
 Result = dict[str, Any]
 
 _LEVELS = (1, 16, 64, 256)  # answers at a time, on a GPU
+_ON_CPU = (1, 16, 256)
 # weights by name; the row of `quantization_methods` with their loss; what a run's label calls them
 _CHOICES = (
     ("16 bits", None, "bfloat16"),
@@ -121,25 +122,15 @@ def quantization_choice(serving: Result) -> str:
         for name in ("quantization_trained", "quantization_methods")
         if (TRACKED / f"{name}.json").is_file()
     )
-    quality, cpu = _result(quality_file), _result("cpu_peers_amx")
+    quality, cpu = _result(quality_file), _result("cpu_weights")
     losses = {row["what"]: row for row in quality["rows"]}
     on_gpu = {(row["label"], row["level"]): row["tok_s"] for row in serving["levels"]}
     starts = {row["label"]: row["num_blocks"] for row in serving["starts"]}
-    context = cpu["rows"][0]["context"]
-    on_cpu, on_other_day = (
-        {
-            row["weights"]: row
-            for row in measured["rows"]
-            if row["engine"] == "quire" and row["context"] == context
-        }
-        for measured in (cpu, _result("cpu_peers_4bit"))
-    )
-    beside = on_other_day["int4"]["decode_tokens_per_s"]
-    on_cpu = on_other_day | on_cpu
+    on_cpu = {row["weights"]: row for row in cpu["rows"]}
     levels = [n for n in _LEVELS if any(level == n for _, level in on_gpu)]
     head = ["weights", "perplexity", "cosine", "same top-1"]
     head += [f"GPU, {n}" for n in levels]
-    head += ["KV blocks", "CPU, 1", "CPU, 16", "GB"]
+    head += ["KV blocks", *(f"CPU, {n}" for n in _ON_CPU), "GB"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     shown = set[str]()
     for name, method, label in _CHOICES:
@@ -158,9 +149,9 @@ def quantization_choice(serving: Result) -> str:
         f"Loss: {quality['model']}, {quality['tokens']:,} held-out tokens ({quality_file}.json), "
         "in float32 arithmetic, with activations rounded for FP8 and INT8 alone. GPU: tokens/s of "
         "an 8B by answers at a time, prompts of 1,950 tokens included, which may round activations "
-        "to FP8, keys and values in FP8, and how many KV blocks fit. CPU: decode of a 1B, two "
-        "cores (cpu_peers_amx.json; NF4 and MXFP4: cpu_peers_4bit.json, of a machine where INT4 "
-        f"makes {_rate(beside['1'])} and {_rate(beside['16'])}). Empty: not measured.\n"
+        "to FP8, keys and values in FP8, and how many KV blocks fit. CPU: decode of a 1B by "
+        f"answers at a time, {cpu['threads']} cores ({', '.join(cpu['hardware']['instructions'])}; "
+        "cpu_weights.json; with AMX: cpu.md). Empty: not measured.\n"
     )
     return "\n".join([before, *lines])
 

@@ -9,7 +9,7 @@ import random
 import shlex
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from peers.install import BENCHMARKS, PEERS, PeerCache
 from peers.rows import Row
 
 SHAPE = BENCHMARKS / "shapes" / "llama-3.2-1b"
-STREAMS = (1, 8, 16)
+STREAMS = (1, 8, 16)  # unless a program has an option for them
 FIRST_PROMPT = 16  # tokens of the prompt whose answer ends the start
 WARM_UP_PROMPT = 64  # what is made when the first prompt comes should not count
 MANY_STEPS = 16  # steps of many streams at least; one stream takes args.steps
@@ -81,6 +81,7 @@ class Bench:
     args: argparse.Namespace
     peer_cache: PeerCache
     models: Path
+    streams: Sequence[int] = STREAMS  # of `measure_row`, the first of which is 1
 
     @contextmanager
     def worker(self, engine: str) -> Iterator[Worker]:
@@ -104,8 +105,9 @@ class Bench:
 
         A start before, which does not count, brings files into the page cache.
         """
-        max_len = context + max(self.args.steps, MANY_STEPS) + max(STREAMS) + 16
-        load = self.load(row, max_len, max(STREAMS))
+        most = max(self.streams)
+        max_len = context + max(self.args.steps, MANY_STEPS) + most + 16
+        load = self.load(row, max_len, most)
         with self.worker(row.engine) as worker:
             worker.ask("load", **load)
             worker.ask("prefill", prompt=self.prompt(FIRST_PROMPT, seed + 1))
@@ -121,7 +123,7 @@ class Bench:
         start = worker.ask("prefill", prompt=self.prompt(FIRST_PROMPT, seed + 1))
         warm = worker.ask("prefill", prompt=self.prompt(min(context, WARM_UP_PROMPT), seed + 2))
         prefill = worker.ask("prefill", prompt=self.prompt(context, seed))
-        decodes = {n: worker.ask("decode", streams=n, steps=self._steps(n)) for n in STREAMS}
+        decodes = {n: worker.ask("decode", streams=n, steps=self._steps(n)) for n in self.streams}
         bandwidth = worker.ask("bandwidth", threads=self.args.threads)
         seconds = bandwidth["age"] - loaded["age"]
         return {
@@ -142,7 +144,7 @@ class Bench:
             },
             "weights_gb": loaded.get("weights_gb"),
             "peak_gb": round(decodes[1]["peak_bytes"] / 1e9, 2),
-            "peak_gb_all_streams": round(decodes[max(STREAMS)]["peak_bytes"] / 1e9, 2),
+            "peak_gb_all_streams": round(decodes[max(self.streams)]["peak_bytes"] / 1e9, 2),
         }
 
     def _steps(self, streams: int) -> int:
