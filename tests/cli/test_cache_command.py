@@ -105,6 +105,21 @@ def test_a_model_by_its_names(
     assert removed or refusal in capsys.readouterr().err
 
 
+def test_several_models_are_removed_at_once_or_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {name: tmp_path / f"{name * 24}-{'0' * 24}.safetensors" for name in "abc"}
+    for name, file in files.items():
+        save_file({}, file, metadata={"source": f"/m/{name}"})
+    own = ["--prepared-weights", str(tmp_path)]
+    assert main(["cache", "rm", "a", "nothere", *own]) == 2
+    assert "nothing is stored for 'nothere'" in capsys.readouterr().err
+    assert all(file.exists() for file in files.values())
+    assert main(["cache", "rm", "a", "c", *own]) == 0
+    assert capsys.readouterr().out.startswith("2 files, ")
+    assert [name for name, file in files.items() if file.exists()] == ["b"]
+
+
 def test_files_of_models_that_are_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "here").mkdir()
     sources = {

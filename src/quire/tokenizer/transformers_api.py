@@ -7,7 +7,7 @@ text).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -143,6 +143,8 @@ class TransformersTokenizer(ForeignMethods):
         )
         tokenizer = self._tokenizer if chat_template is None else self._with_template(chat_template)
         encode = tokenizer.encode_chat if tokenize else tokenizer.render_chat
+        if isinstance(conversation, Iterator):  # a look at its first item would take that away
+            conversation = list(conversation)
         is_one = not isinstance(next(iter(conversation or ()), None), list | tuple)
         made: list[Any] = [
             encode(
