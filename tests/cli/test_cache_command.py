@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from quire import LLM
 from quire.cli import main
 from quire.config import ModelSettings
-from quire.hub import BUNDLED_FOLDER
 from quire.kernels.cpu import native
+from quire.model_folder import BUNDLED_FOLDER
 from quire.models.prepared import prepared_weights
 from quire.models.prepared.prepared_files import origin_of
 
