@@ -14,6 +14,7 @@ import pytest
 from quire.cli import chat, foreign_options, generate, serve
 from quire.cli.dotted_options import with_joined_members
 from quire.compat import name_homes
+from quire.errors import ConfigError
 
 # how many options each list has at least, and the commands that its options are given to
 LISTS = {
@@ -66,6 +67,18 @@ def test_an_option_with_several_numbers_takes_no_model() -> None:
     actions = serve.make_parser()._option_string_actions
     own, notices = foreign_options.own_argv(words, actions, takes_model=True)
     assert (own, len(notices)) == (["m/m", "--port", "1"], 1)
+
+
+def test_an_option_may_repeat_another() -> None:
+    actions = generate.make_parser()._option_string_actions
+    for words, own in (
+        (["--n", "3", "--best-of", "3"], ["--n", "3"]),
+        (["--best-of=3", "--n=3"], ["--n=3"]),
+    ):
+        assert foreign_options.own_argv(words, actions, takes_model=True) == (own, [])
+    for wrong in (["--best-of", "3"], ["--n", "2", "--best-of", "3"]):
+        with pytest.raises(ConfigError, match=r"--best-of 3 is not supported: .*; use n"):
+            foreign_options.own_argv(wrong, actions, takes_model=True)
 
 
 @pytest.mark.parametrize("flag", [*OLLAMA_RUN, *VLLM_CHAT])

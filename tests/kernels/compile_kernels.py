@@ -854,7 +854,7 @@ KERNELS = {
     ),
     "rows_int4": rows_int4,
     "rows_int4_zeros": functools.partial(rows_int4, group=32, zeros=True),
-    "rows_int4_wide": functools.partial(rows_int4, block_m=128, block_n=128, group=64),
+    "rows_int4_wide": functools.partial(rows_int4, block_m=128, block_n=128, group=32, zeros=True),
     "rows_int4_rest": functools.partial(rows_int4, block_m=192, group=32, zeros=True),
     "rows_nf4": functools.partial(rows_int4, group=64, codebook="nf4"),
     "rows_mxfp4_wide": functools.partial(

@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from quire.compat.foreign_name import DEFAULT, ForeignName
@@ -59,12 +60,15 @@ class _Rewriter:
         self._flags, self._takes_model = flags, takes_model
         self._model: str | None = None  # of an option; the other words are texts then
         self._over: dict[str, Any] = {}  # params that hold whatever the other words set
+        self._given: dict[str, str] = {}  # by flag, or another word: the text that follows
         self.words: list[str] = []
         self.notices: list[str] = []
 
     def rewrite(self, argv: list[str]) -> None:
         """Append all words of argv, rewritten."""
         rest = iter(argv)
+        self._given = dict(pairwise(argv))
+        self._given |= {flag: text for flag, sign, text in (w.partition("=") for w in argv) if sign}
         pending: list[str] = []  # a word that was looked at and belongs to nothing before it
         while (word := pending.pop() if pending else next(rest, None)) is not None:
             flag, sign, text = self._own_spelling(word)
@@ -137,8 +141,10 @@ class _Rewriter:
         from quire.compat.sampler_stages import params_set_by
 
         value = not negated if text is None else plain_value(text)
-        over = params_set_by(row.name, value)
-        match meaning_of_row(row, value, flag):
+        over, beside = params_set_by(row.name, value), dict[str, Any]()
+        if row.repeats is not None:
+            beside[row.repeats] = plain_value(self._given.get("--" + row.repeats, ""))
+        match meaning_of_row(row, value, flag, beside):
             case Own(name=name, value=own):
                 self._append(flag, name, own, text if own is value else None)
             case NoEffect() if self._has(over):

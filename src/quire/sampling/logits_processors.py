@@ -107,9 +107,10 @@ def _end_thinking(logits: MutableLogits, users: _Users) -> None:
     for sample, row in zip(users.samples.tolist(), users.rows.tolist(), strict=True):
         output, grammar = users.history.output(row), users.state.grammars.get(row)
         token_id = users.state.thinking_budgets[row].forced(output)
-        if token_id is None or (grammar and grammar.banned(output, logits.size)[token_id]):
+        if token_id is None:
             continue
-        logits.force(sample, token_id)
+        if grammar is None or not grammar.banned(output, logits.size)[token_id]:
+            logits.force(sample, token_id)
 
 
 _PROCESSORS = (

@@ -7,7 +7,7 @@ text).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -156,9 +156,8 @@ class TransformersTokenizer(ForeignMethods):
         )
         tokenizer = self._tokenizer if chat_template is None else self._with_template(chat_template)
         encode = tokenizer.encode_chat if tokenize else tokenizer.render_chat
-        if isinstance(conversation, Iterator):  # a look at its first item would take that away
-            conversation = list(conversation)
-        is_one = not isinstance(next(iter(conversation or ()), None), list | tuple)
+        is_list = isinstance(conversation, list | tuple) and len(conversation) > 0
+        is_one = not (is_list and isinstance(conversation[0], list | tuple))
         made: list[Any] = [
             encode(
                 chat, tools=tools, add_generation_prompt=add_generation_prompt, **template_kwargs

@@ -350,7 +350,27 @@ def test_one_client_that_calls_models_in_turn_waits_for_an_idle_one(
     assert pauses == pytest.approx([1.1, 1.1, 0.6, 0.6], abs=1e-3)
 
 
+class Answering(InConstantUse):
+    """Its requests take long."""
+
+    def broadcast(self, message: ControlMessage) -> None:
+        if not isinstance(message, ReleaseModel):
+            super().broadcast(message)
+        elif not message.grace:
+            self.fleet.on_message("0", ModelReleased(name=message.name, agreed=False))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "first", "beside"),  # MiB; others have 256, the limit is 1,000
+    [
+        ({"busy": 600, "large": 700}, [], ["small"]),
+        ({"busy": 300, "large": 400, "next": 400}, ["next"], []),  # else "next" would be due, too
+    ],
+)
 def test_a_model_that_fits_does_not_wait_until_a_busy_one_is_unloaded(
+    sizes: dict[str, int],
+    first: list[str],
+    beside: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It does where it would take the memory that the busy one makes free for another."""
@@ -358,29 +378,21 @@ def test_a_model_that_fits_does_not_wait_until_a_busy_one_is_unloaded(
     monkeypatch.setattr(fleet_model.time, "monotonic", lambda: clock)
     monkeypatch.setattr(model_fleet.asyncio, "sleep", no_sleep)
 
-    class Answering(InConstantUse):
-        """Its requests take long."""
-
-        def broadcast(self, message: ControlMessage) -> None:
-            if not isinstance(message, ReleaseModel):
-                super().broadcast(message)
-            elif not message.grace:
-                self.fleet.on_message("0", ModelReleased(name=message.name, agreed=False))
-
     def loaded(fleet: ModelFleet) -> list[str]:
         return [name for name, model in fleet._models.items() if model.state == "loaded"]
 
     async def run() -> None:
         nonlocal clock
         parent = Answering()
-        fleet = await fleet_of(parent, "busy", "large", "small", "other", limit=1000 * MIB)
-        for name, num_mib in (("busy", 600), ("large", 700)):
+        fleet = await fleet_of(parent, "busy", "large", "next", "small", "other", limit=1000 * MIB)
+        for name, num_mib in sizes.items():
             size = fleet._models[name].footprint
             assert size is not None
             fleet._models[name].footprint = msgspec.structs.replace(
                 size, weights=num_mib * MIB - size.total
             )
-        await parent.request("busy")
+        for name in ("busy", *first):
+            assert not await parent.request(name)
         for _ in range(32):  # the large one is refused for so many seconds
             clock += 1.0
             fleet.on_message("0", LoadModel(name="large"))
@@ -389,11 +401,11 @@ def test_a_model_that_fits_does_not_wait_until_a_busy_one_is_unloaded(
         for name in ("small", "other"):  # which fits now, too, but not beside the large one
             fleet.on_message("0", LoadModel(name=name))
             await let_tasks_run()
-        assert loaded(fleet) == ["small"]
+        assert loaded(fleet) == [*first, *beside]
         assert not parent.stopped
         fleet.on_message("0", ModelReleased(name="busy", agreed=True))
         await let_tasks_run()
-        assert loaded(fleet) == ["large", "small"]
+        assert loaded(fleet) == ["large", *first, *beside]
         assert parent.stopped == ["busy"]
 
     asyncio.run(run())

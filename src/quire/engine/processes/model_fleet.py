@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -80,7 +81,7 @@ class ModelFleet:
         self._models = {plan.name: FleetModel(plan) for plan in plans}
         self._memory_lock = asyncio.Lock()  # held while memory is being freed
         self._claimant: FleetModel | None = None  # which it is being freed for
-        self._due: list[FleetModel] = []  # those that make room for it if need be
+        self._due: list[FleetModel] = []  # those whose unloading makes room for it
         self._has_started = False
 
     async def start(self) -> list[EngineInfo]:
@@ -263,12 +264,13 @@ class ModelFleet:
         if self._num_bytes_with(model) > limit and model.may_demand_memory():
             due = [other for other in others if other.engine is not None and other.has_had_turn]
             due.sort(key=lambda other: other.turn_began)
-            self._due = due
             while (missing := self._num_bytes_with(model) - limit) > 0:
-                if missing > sum(other.num_bytes or 0 for other in due):
+                freed = accumulate(other.num_bytes or 0 for other in due)
+                count = next((i for i, size in enumerate(freed, 1) if size >= missing), 0)
+                if count == 0:
                     break  # none is unloaded in vain
-                await self._unload_unused(due[0], grace=DRAIN_SECONDS)
-                del due[0]
+                self._due = due[:count]
+                await self._unload_unused(due.pop(0), grace=DRAIN_SECONDS)
         if (needed := self._num_bytes_with(model)) > limit:
             loaded = ", ".join(f"{o.plan.name} ({o.size_text})" for o in others if o.engine)
             raise OutOfModelMemoryError(

@@ -23,6 +23,7 @@ from quire.kernels.triton.hopper.hopper_gemm_ring import (
     ask_weight,
     multiply_rounding,
     multiply_tiles,
+    ring_of,
 )
 from quire.kernels.triton.hopper.hopper_int4_integers import multiply_integers
 from quire.kernels.triton.hopper.hopper_int4_ring import (
@@ -105,9 +106,7 @@ def hopper_gemm_kernel(
     tile, part = program // SPLIT, program % SPLIT
     begin, end = part * steps // SPLIT, (part + 1) * steps // SPLIT
     if GROUP > 0:
-        ring = gl.allocate_shared_memory(
-            w_desc.dtype, _slots(STAGES, w_desc.block_type.shape), w_desc.layout
-        )
+        ring = ring_of(w_desc, STAGES)
     else:
         ring = gl.allocate_shared_memory(
             w_desc.dtype, [STAGES * TILES, BLOCK_N, BLOCK_K], w_desc.layout
@@ -205,12 +204,6 @@ def hopper_gemm_kernel(
                 acc + residual.to(gl.float32), offsets, inside, tokens, tile, weight, out_ptr,
                 normalized_ptr, squares_out_ptr, M, HAS_NORM,
             )  # fmt: skip
-
-
-@gluon.constexpr_function
-def _slots(stages, box):
-    """The shape of a ring of boxes."""
-    return [stages, *box]
 
 
 @gluon.constexpr_function

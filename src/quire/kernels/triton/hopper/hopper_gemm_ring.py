@@ -20,6 +20,18 @@ from quire.kernels.triton.launch.gluon_compat import barrier, fetch_box, seen_as
 
 
 @gluon.jit
+def ring_of(desc, SLOTS: gl.constexpr):
+    """Shared memory for so many boxes."""
+    shape: gl.constexpr = _slots(SLOTS, desc.block_type.shape)
+    return gl.allocate_shared_memory(desc.dtype, shape, desc.layout)
+
+
+@gluon.constexpr_function
+def _slots(slots, box):
+    return [slots, *box]
+
+
+@gluon.jit
 def ask_weight(w_desc, x_desc, ring, full, row, begin, end, step, BOXES: gl.constexpr = 1):
     """Start to load a step's tiles of W, if there is such a step, and expect those of x, too."""
     STAGES: gl.constexpr = full.shape[0]

@@ -39,9 +39,9 @@ def start_of(item, sizes):
 
 
 @gluon.jit
-def step_after(at, sizes):
+def step_after(position, sizes):
     """The step after one, as `start_of` gives it: of the same item, or of the next one."""
-    item, first, row, step, end = at
+    item, first, row, step, end = position
     step += 1
     if step == end:
         item, first, row, step, end = start_of(item + gl.num_programs(0), sizes)

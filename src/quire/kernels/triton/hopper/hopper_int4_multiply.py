@@ -28,10 +28,10 @@ CHUNK = gl.constexpr(64)  # rows of x that are stored at a time
 
 
 @gluon.jit
-def _ask_columns(x_descs, ring, at, block, num_items):
+def _ask_columns(x_descs, ring, position, block, num_items):
     """Start to load a block of 128 columns of x, if there is such an item."""
     xs, full = ring[1], ring[2]
-    item, first, step = at[0], at[1], at[3]
+    item, first, step = position[0], position[1], position[3]
     num_bytes: gl.constexpr = x_descs[0].block_type.nbytes
     rest_bytes: gl.constexpr = x_descs[1].block_type.nbytes if len(xs) > 1 else 0
     slot, there, column = block % full.shape[0], item < num_items, step * STEP + block % 2 * 128
@@ -54,9 +54,9 @@ def multiply_items(
     num_items = num_items_of(sizes)
     following = start_of(gl.program_id(0), sizes)  # the step of the next block to ask for
     gdc_wait()  # results of the previous kernel are read from here on
-    for block in gl.static_range(STAGES):
-        _ask_columns(x_descs, ring, following, block, num_items)
-        if block % 2 == 1:
+    for i in gl.static_range(STAGES):
+        _ask_columns(x_descs, ring, following, i, num_items)
+        if i % 2 == 1:
             following = step_after(following, sizes)
     count = 0  # of steps of all items
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
@@ -65,13 +65,13 @@ def multiply_items(
         sums = _no_sums(codes, xs)
         for step in range(begin, end):
             for half in gl.static_range(2):
-                at = 2 * count + half
-                mbarrier.wait(full.index(at % STAGES), at // STAGES & 1)
-                sums = _add_block(sums, codes, xs, at % STAGES)
-                if at > 0:  # the previous block's products have ended
+                block = 2 * count + half
+                mbarrier.wait(full.index(block % STAGES), block // STAGES & 1)
+                sums = _add_block(sums, codes, xs, block % STAGES)
+                if block > 0:  # the previous block's products have ended; all warps meet here
                     if half == 1 or step > begin:
-                        mbarrier.arrive(empty.index((at - 1) % STAGES), count=1)
-                    _ask_columns(x_descs, ring, following, at - 1 + STAGES, num_items)
+                        mbarrier.arrive(empty.index((block - 1) % STAGES), count=1)
+                    _ask_columns(x_descs, ring, following, block - 1 + STAGES, num_items)
                     if (half - 1 + STAGES) % 2 == 1:
                         following = step_after(following, sizes)
             count += 1
@@ -142,7 +142,8 @@ def _store(acc, results, first, row):
         acc += gl.load(bias_ptr + rows, mask=rows < N, other=0.0).to(gl.float32)[:, None]
     chunks = _chunks(acc.to(out_desc.dtype))
     for i in gl.static_range(WIDTH // CHUNK):
-        tma.store_wait(1)  # of what was stored from there before
+        # of what was stored from there before; another part of rows may have ended with this slot
+        tma.store_wait(0 if i == 0 else 1)
         barrier()
         outs.index(i % 2).permute((1, 0)).store(chunks[i])
         fence_async_shared()

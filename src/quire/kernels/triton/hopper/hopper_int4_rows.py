@@ -23,6 +23,7 @@ from quire.kernels.operands import Int4Words, RoundedRows
 from quire.kernels.triton.gemm.int4_rows_config import Int4RowsConfig
 from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper.hopper_gemm import tile_layout, tiles_of, whole_boxes
+from quire.kernels.triton.hopper.hopper_gemm_ring import ring_of
 from quire.kernels.triton.hopper.hopper_int4_multiply import CHUNK, multiply_items
 from quire.kernels.triton.hopper.hopper_int4_ring import word_boxes
 from quire.kernels.triton.hopper.hopper_int4_unpack import WORD_STAGES, unpack_items
@@ -79,7 +80,7 @@ def hopper_int4_rows_kernel(
     )
     x_descs = _and((x_desc,), rest_desc)
     w_descs = _and((w_desc, scale_desc), zero_desc)
-    xs, words, outs = _rings(x_descs, STAGES), _rings(w_descs, WORD_STAGES), _ring(out_desc, 2)
+    xs, words, outs = _rings(x_descs, STAGES), _rings(w_descs, WORD_STAGES), ring_of(out_desc, 2)
     codes = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_N, 128], x_desc.layout)
     full, empty = barriers(STAGES, 2), barriers(STAGES, 1)
     words_full = barriers(WORD_STAGES, 1)
@@ -110,22 +111,10 @@ def _and(parts, part):
 
 
 @gluon.jit
-def _ring(desc, SLOTS: gl.constexpr):
-    """Memory for so many boxes."""
-    shape: gl.constexpr = _slots(desc.block_type.shape, SLOTS)
-    return gl.allocate_shared_memory(desc.dtype, shape, desc.layout)
-
-
-@gluon.constexpr_function
-def _slots(shape, slots):
-    return [slots, *shape]
-
-
-@gluon.jit
 def _rings(descs, SLOTS: gl.constexpr):
     if len(descs) == 1:
-        return (_ring(descs[0], SLOTS),)
+        return (ring_of(descs[0], SLOTS),)
     elif len(descs) == 2:
-        return _ring(descs[0], SLOTS), _ring(descs[1], SLOTS)
+        return ring_of(descs[0], SLOTS), ring_of(descs[1], SLOTS)
     else:
-        return _ring(descs[0], SLOTS), _ring(descs[1], SLOTS), _ring(descs[2], SLOTS)
+        return ring_of(descs[0], SLOTS), ring_of(descs[1], SLOTS), ring_of(descs[2], SLOTS)

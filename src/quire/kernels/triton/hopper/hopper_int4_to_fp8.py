@@ -28,13 +28,16 @@ def unpack_block(
     if GROUP == 32:
         other_scale = _scale_pair(groups[0].index(other).load(in_rows), by_row)
     if CODEBOOK is None:
-        zero, other_zero = 0x64086408, 0x64086408
+        zero = 0x64086408
         if len(groups) > 1:
             zero = _zero_pair(groups[1].index(group).load(in_rows))
+        other_zero = zero
+        if len(groups) > 1 and GROUP == 32:
             other_zero = _zero_pair(groups[1].index(other).load(in_rows))
         one = _unpack(words, scale, zero, 2 * B)
         other = _unpack(words, other_scale, other_zero, 2 * B + 1)
     else:
+        gl.static_assert(GROUP > 32 or _has_signs(CODEBOOK))  # one table of 16 for both
         one, other = _look_up(words, scale, other_scale, CODEBOOK, B)
     return gl.join(one, other).permute((0, 2, 1)).reshape([words.shape[0], 64])
 

@@ -46,7 +46,7 @@ def unpack_items(
             mbarrier.wait(words_full.index(slot), count // WORD_STAGES & 1)
             own = words_of.index(slot).load(layout)
             for half in gl.static_range(2):
-                at = 2 * count + half
+                block = 2 * count + half
                 one = unpack_block(
                     own, groups, slot * GROUPS, by_row, 256 // GROUPS, CODEBOOK, 2 * half
                 )
@@ -55,14 +55,14 @@ def unpack_items(
                 )
                 both = gl.join(one, other).permute((0, 2, 1)).reshape([BLOCK_N, 128])
                 if half == 1 or step > begin:  # only now, so that no warp waits for its stores
-                    _signal(full, at - 1)
+                    _signal(full, block - 1)
                 if half == 1:  # all warps have loaded the words
                     _ask_words(
                         w_descs, words, words_full, following, count + WORD_STAGES, num_items
                     )
                     following = step_after(following, sizes)
-                mbarrier.wait(empty.index(at % STAGES), (at // STAGES & 1) ^ 1)
-                codes.index(at % STAGES).store(both)
+                mbarrier.wait(empty.index(block % STAGES), (block // STAGES & 1) ^ 1)
+                codes.index(block % STAGES).store(both)
             count += 1
         _signal(full, 2 * count - 1)
 
@@ -85,17 +85,17 @@ def _rows_of(ring):
 
 
 @gluon.jit
-def _signal(full, at):
+def _signal(full, block):
     """Tell that a block's codes are there, once all warps have stored theirs."""
     fence_async_shared()
     barrier()
-    mbarrier.arrive(full.index(at % full.shape[0]), count=1)
+    mbarrier.arrive(full.index(block % full.shape[0]), count=1)
 
 
 @gluon.jit
-def _ask_words(w_descs, words, words_full, at, count, num_items):
+def _ask_words(w_descs, words, words_full, position, count, num_items):
     """Start to load a step's words, scales and zeros of groups, if there is such an item."""
-    item, row, step = at[0], at[2], at[3]
+    item, row, step = position[0], position[2], position[3]
     GROUPS: gl.constexpr = words[1].shape[1]
     num_bytes: gl.constexpr = w_descs[0].block_type.nbytes + w_descs[1].block_type.nbytes
     zero_bytes: gl.constexpr = w_descs[2].block_type.nbytes if len(words) > 2 else 0
