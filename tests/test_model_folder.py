@@ -11,6 +11,7 @@ import pytest
 
 from quire import hub
 from quire.errors import CheckpointError
+from quire.model_folder import named_path
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.config.model_config import ModelConfig
 
@@ -127,3 +128,12 @@ def test_an_unknown_family_gets_the_list_of_supported_ones(tmp_path: Path) -> No
     with pytest.raises(CheckpointError, match=r"names MixtralForCausalLM; supported are Llama.*, "
                        "such as Qwen/Qwen3-0.6B"):  # fmt: skip
         ModelConfig.from_folder(tmp_path)
+
+
+def test_messages_name_models_as_users_do() -> None:
+    bundled = hub.BUNDLED_FOLDER / "quire-tiny"
+    assert str(named_path(bundled)) == "quire-tiny"
+    assert str(named_path(bundled / "config.json")) == "quire-tiny/config.json"
+    snapshot = Path("/cache/models--owner--name/snapshots/0a1b/config.json")
+    assert str(named_path(snapshot)) == "owner/name/config.json"
+    assert named_path(Path("/models/quire-tiny")) == Path("/models/quire-tiny")

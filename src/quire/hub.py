@@ -19,6 +19,7 @@ from urllib.parse import unquote
 from quire.config import EngineConfig
 from quire.errors import CheckpointError
 from quire.model_folder import (
+    BUNDLED_FOLDER,
     check_kind,
     check_model_file,
     check_model_folder,
@@ -29,7 +30,6 @@ from quire.model_folder import (
 )
 
 BUNDLED = ("quire-tiny", "quire-tiny-draft")
-BUNDLED_FOLDER = Path(__file__).parent / "bundled"
 # of weights: a name that ends so is meant as a file
 _FILE_SUFFIXES = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ggml", ".onnx")
 # a page of the hub: of a model, or of what is in it at a revision

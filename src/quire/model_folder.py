@@ -17,6 +17,7 @@ from typing import Any
 
 from quire.errors import CheckpointError
 
+BUNDLED_FOLDER = Path(__file__).parent / "bundled"  # models that come with this version
 GGUF_LINK = "model.gguf"  # in a folder that was made of a GGUF file: a link to it
 NO_TOKENIZER = "no_tokenizer.txt"  # there, in place of a tokenizer that is not read: why
 QUANTIZE_RUN = "quire_quantize.json"  # in a folder that `quire quantize` writes: its settings
@@ -81,7 +82,12 @@ def named_file(path: Path) -> Path:
 
 
 def named_path(path: Path) -> Path:
-    """A path for messages: in a snapshot of the hub, OWNER/NAME of the repository and the rest."""
+    """A path for messages: in a snapshot of the hub, OWNER/NAME of the repository and the rest.
+
+    A bundled model has its name.
+    """
+    if BUNDLED_FOLDER in path.parents:
+        return path.relative_to(BUNDLED_FOLDER)
     found = _SNAPSHOT.fullmatch(str(path))
     return path if found is None else Path(found[1].replace("--", "/") + (found[2] or ""))
 

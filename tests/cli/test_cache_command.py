@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from quire import LLM
 from quire.cli import main
 from quire.config import ModelSettings
-from quire.hub import BUNDLED_FOLDER
 from quire.kernels.cpu import native
+from quire.model_folder import BUNDLED_FOLDER
 from quire.models.prepared import prepared_weights
 from quire.models.prepared.prepared_files import origin_of
 
@@ -103,6 +103,21 @@ def test_a_model_by_its_names(
     assert [kind for kind, file in files.items() if not file.exists()] == (removed or [])
     refusal = "NAME must not be empty" if removed is None else "nothing is stored for"
     assert removed or refusal in capsys.readouterr().err
+
+
+def test_several_models_are_removed_at_once_or_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {name: tmp_path / f"{name * 24}-{'0' * 24}.safetensors" for name in "abc"}
+    for name, file in files.items():
+        save_file({}, file, metadata={"source": f"/m/{name}"})
+    own = ["--prepared-weights", str(tmp_path)]
+    assert main(["cache", "rm", "a", "nothere", *own]) == 2
+    assert "nothing is stored for 'nothere'" in capsys.readouterr().err
+    assert all(file.exists() for file in files.values())
+    assert main(["cache", "rm", "a", "c", *own]) == 0
+    assert capsys.readouterr().out.startswith("2 files, ")
+    assert [name for name, file in files.items() if file.exists()] == ["b"]
 
 
 def test_files_of_models_that_are_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,6 +106,15 @@ def test_a_switch_may_stand_by_its_negative(line: str, words: list[str], tmp_pat
     assert (found[0], expected[0]) == ("refused", "refused") or found == expected
 
 
+@pytest.mark.parametrize("line", ["dry-run: true", "json: true", "gpu_memory_gib: 80", "config: x"])
+def test_an_option_of_a_run_is_for_the_command_line(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"model: quire-tiny\n{line}\n")
+    name = line.partition(":")[0].replace("-", "_")
+    with pytest.raises(ConfigError, match=f"line 2: {name} is for the command line alone"):
+        plans("--config", str(file))
+
+
 def test_one_model_as_ever() -> None:
     (plan,) = plans("./folder", "--served-model-name", "mine", "--num-blocks", "7")
     assert (plan.name, plan.at_start, plan.config.model.model) == ("mine", True, "./folder")

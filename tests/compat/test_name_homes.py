@@ -225,12 +225,14 @@ def test_variables_of_other_engines_are_named() -> None:
     others = {
         "OLLAMA_MAX_QUEUE": "",
         "OLLAMA_DEBUG": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "4",
+        "VLLM_USE_V1": "1",
+        "VLLM_BATCH_INVARIANT": "1",
         "PATH": "/bin",
     }
     assert list(unread_variables(others | {"LLAMA_ARG_MODEL": "x"}, ())) == [
         "LLAMA_ARG_MODEL is not read; use --model",
-        "OLLAMA_DEBUG, VLLM_CPU_KVCACHE_SPACE are not read; use options (quire serve --help)",
+        "VLLM_BATCH_INVARIANT is not read; use --batch-invariant",
+        "OLLAMA_DEBUG, VLLM_USE_V1 are not read; use options (quire serve --help)",
     ]
 
 

@@ -27,8 +27,7 @@ from quire.compress.task_answers import Task, count_right
 from quire.config import EngineConfig
 from quire.engine.startup.resolved_config import resolve
 from quire.errors import CheckpointError, ConfigError
-from quire.hub import BUNDLED_FOLDER
-from quire.model_folder import GGUF_LINK
+from quire.model_folder import BUNDLED_FOLDER, GGUF_LINK
 from quire.models.config.quality_gate import pass_gate
 from quire.models.config.quality_report import (
     QUALITY_FILE,

@@ -17,7 +17,7 @@ from quire.compress.hub_text import text_file
 from quire.compress.task_answers import read_tasks
 from quire.compress.text_samples import read_samples
 from quire.errors import ConfigError
-from quire.hub import BUNDLED_FOLDER
+from quire.model_folder import BUNDLED_FOLDER
 from quire.tokenizer.tokenizer import Tokenizer
 
 # U+2028, U+0085 and others end a line for str.splitlines, but not for JSON

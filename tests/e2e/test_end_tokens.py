@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from quire import LLM, SamplingParams, StructuredOutputs
-from quire.hub import BUNDLED_FOLDER
+from quire.model_folder import BUNDLED_FOLDER
 
 
 def test_answers_end_with_the_tokenizers_end_where_a_models_files_have_another(

@@ -32,7 +32,7 @@ from quire.errors import (
     NoEffectWarning,
     UserError,
 )
-from quire.hub import BUNDLED_FOLDER
+from quire.model_folder import BUNDLED_FOLDER
 
 
 @pytest.fixture(scope="module")

@@ -145,8 +145,11 @@ def test_the_failure_of_an_engine_keeps_nothing_of_its_requests() -> None:
     asyncio.run(main())
 
 
-def test_requests_are_checked_again_where_a_smaller_engine_replaces_theirs() -> None:
+def test_requests_are_checked_again_where_a_smaller_engine_replaces_theirs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """What was running fails alone if it is too long now; what was just being prepared, too."""
+    caplog.set_level("INFO", "quire")
 
     async def main() -> None:
         _, info = start_null_engine(CONFIG)
@@ -161,6 +164,7 @@ def test_requests_are_checked_again_where_a_smaller_engine_replaces_theirs() -> 
         link.sent.clear()
         link.listener.on_down(lambda _: set())
         link.listener.on_up(smaller)
+        assert "restarted: 2 unfinished answers continue" in caplog.text
         assert [[len(message.prompt_token_ids) for message in turn] for turn in link.sent] == [[4]]
         with pytest.raises(EngineError, match="too large to continue"):
             await running[1]
@@ -170,6 +174,9 @@ def test_requests_are_checked_again_where_a_smaller_engine_replaces_theirs() -> 
         await engine.close()
         with pytest.raises(EngineError, match="shut down"):
             await running[0]
+        caplog.clear()
+        link.listener.on_up(info)  # as of a model that is loaded again on demand
+        assert "restarted" not in caplog.text
 
     asyncio.run(main())
 

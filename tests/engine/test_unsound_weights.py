@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from quire import LLM, SamplingParams
 from quire.errors import EngineError
-from quire.hub import BUNDLED_FOLDER
+from quire.model_folder import BUNDLED_FOLDER
 from quire.models.checkpoints.unsound_weights import describe_unsound
 
 NAME = "model.layers.0.mlp.down_proj.weight"

@@ -60,6 +60,8 @@ def plain(values: Any) -> Any:
         {"truncation": True},
         {"padding": "max_length", "return_tensors": "np", "truncation": True},
         {"truncation": False, "padding": "do_not_pad", "return_attention_mask": True},
+        {"return_attention_mask": False},
+        {"padding": True, "return_attention_mask": False, "return_tensors": "pt"},
     ],
 )
 def test_calls_are_those_of_transformers(both: Any, options: dict[str, Any], side: str) -> None:
@@ -111,6 +113,25 @@ def test_positions_of_arguments_are_those_of_transformers(both: Any) -> None:
         assert call("fox", None) == call("fox")
         with pytest.raises(InvalidRequestError, match=r"text_pair: .*use AutoTokenizer"):
             call("fox", "dog")
+
+
+def test_arguments_of_decode_that_ask_for_nothing_are_taken(both: Any) -> None:
+    own, oracle = both
+    ids = own.encode("It's 42 degrees , isn't it?")
+    for asked in (False, None):
+        options = {"clean_up_tokenization_spaces": asked}
+        assert own.decode(ids, **options) == oracle.decode(ids, **options)
+        assert own.batch_decode([ids], **options) == oracle.batch_decode([ids], **options)
+    with pytest.raises(InvalidRequestError, match="clean_up_tokenization_spaces: is not supported"):
+        own.decode(ids, clean_up_tokenization_spaces=True)
+    with pytest.raises(InvalidRequestError, match="skip: unknown option"):
+        own.batch_decode([ids], skip=True)
+
+
+@pytest.mark.parametrize("text", [None, 5, 0.5])
+def test_what_is_no_text_is_refused_by_name(both: Any, text: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"text: must be text, or a list of texts, not "):
+        both[0](text)
 
 
 def test_every_argument_of_transformers_is_known(both: Any) -> None:

@@ -41,7 +41,7 @@ def make_parser() -> CommandParser:
         "cache",
         "List or remove prepared weights of CPUs.",
         EXAMPLES,
-        words="[ls [NAME] | rm NAME | clear [NAME]] ",
+        words="[ls [NAME ...] | rm NAME ... | clear [NAME ...]] ",
     )
     parser.add_argument(
         "action",
@@ -51,8 +51,8 @@ def make_parser() -> CommandParser:
         help="ls: list; rm: remove those of NAME; clear: remove all, or those of NAME",
     )
     parser.add_argument(
-        "name",
-        nargs="?",
+        "names",
+        nargs="*",
         metavar="NAME",
         help="a model as quire serve takes it, the end of its path, or a listed file",
     )
@@ -78,19 +78,22 @@ def run(argv: Sequence[str]) -> int:
     """List or remove the files."""
     args = make_parser().parse(argv)
     action = "ls" if args.action == "list" else args.action
-    name = vars(args).get("name")
-    given = (name or "").strip().rstrip("/").removeprefix(_CUT)
+    names: list[str] = vars(args).get("names", [])
+    given = [name.strip().rstrip("/").removeprefix(_CUT) for name in names]
     if action not in _ACTIONS:
         raise ConfigError(f"action must be one of {', '.join(_ACTIONS)}, not {action!r}")
     is_selected = args.gone or args.other_processors
-    if not given and (name is not None or (action == "rm" and not is_selected)):
+    if not all(given) or (action == "rm" and not given and not is_selected):
         raise ConfigError("NAME must not be empty; see quire cache ls for names, or use clear")
     folder = prepared_folder(ModelSettings(**chosen(args, ["prepared_weights"])))
     if folder and folder.exists() and not folder.is_dir():
         raise ConfigError(f"prepared_weights: {folder} is a file; name its folder")
     files = [] if folder is None else stored_files(folder)
-    if given and not (files := [file for file in files if _is_of(file, given)]):
-        raise ConfigError(f"nothing is stored for {given[:64]!r}; see quire cache ls for names")
+    for name in given:
+        if not any(_is_of(file, name) for file in files):
+            raise ConfigError(f"nothing is stored for {name[:64]!r}; see quire cache ls for names")
+    if given:
+        files = [file for file in files if any(_is_of(file, name) for name in given)]
     if is_selected:
         files = [file for file in files if _is_selected(file, args)]
     sizes = [file.lstat().st_size for file in files]

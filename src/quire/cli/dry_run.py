@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
 
 from quire.config import EngineConfig
-from quire.engine.processes.fleet_model import ModelSpec
+from quire.engine.processes.fleet_model import ModelSpec, limit_problems
 from quire.engine.startup.device_policy import device_type
-from quire.engine.startup.footprint import BASE_BYTES
+from quire.engine.startup.footprint import BASE_BYTES, Footprint
 from quire.engine.startup.machine_limits import available_bytes, check_threads
 from quire.engine.startup.memory_plan import CONTEXT_BYTES, DeviceMemory, MemoryPlan, plan_memory
 from quire.engine.startup.resolved_config import check_start
@@ -23,14 +24,28 @@ _GIB = 2**30
 _LEAST_FOR_REASONS = 28  # columns, with the space between all
 
 
-def dry_run(models: Sequence[ModelSpec], args: Namespace, in_flags: Callable[[str], str]) -> int:
+def dry_run(
+    models: Sequence[ModelSpec],
+    args: Namespace,
+    in_flags: Callable[[str], str],
+    limit: int | None = None,
+) -> int:
     """Plan each model as if it were alone; returns the exit status, 1 if one does not fit.
 
     args: may have gpu_memory_gib, of a GPU that need not be there. in_flags: `CommandParser`'s.
-    Raises ConfigError or CheckpointError.
+    limit: model_memory_bytes, which are shared. Raises ConfigError or CheckpointError.
     """
     gpu_memory_gib: float | None = vars(args).get("gpu_memory_gib")
-    plans = [_plan(model, gpu_memory_gib) for model in models]
+    plans = [_plan(model, gpu_memory_gib, limit) for model in models]
+    if limit is not None:
+        sizes = [
+            Footprint(weights=sum(plan.weights.values()), kv_cache=plan.kv_cache) for plan in plans
+        ]
+        problems = limit_problems(list(zip(models, sizes, strict=True)), limit)
+        plans = [
+            replace(plan, problem=plan.problem or problems.get(model.name))
+            for model, plan in zip(models, plans, strict=True)
+        ]
     if args.json:
         print(json.dumps([plan.as_json() for plan in plans], indent=1))
     else:
@@ -40,10 +55,10 @@ def dry_run(models: Sequence[ModelSpec], args: Namespace, in_flags: Callable[[st
     return int(any(plan.problem for plan in plans))
 
 
-def _plan(model: ModelSpec, gib: float | None) -> MemoryPlan:
+def _plan(model: ModelSpec, gib: float | None, limit: int | None = None) -> MemoryPlan:
     """The plan of a model. Raises what a start would that reads no weights, in the same order.
 
-    gib: memory of a GPU that need not be there.
+    gib: memory of a GPU that need not be there. limit: of all models.
     """
     config = model.config
     try:
@@ -51,7 +66,7 @@ def _plan(model: ModelSpec, gib: float | None) -> MemoryPlan:
         memory = device_memory(config, gib)
         if memory.device == "cpu" and config.device.threads is not None:  # it is that of this one
             check_threads(config.device.threads)
-        plan = plan_memory(config, memory)
+        plan = plan_memory(config, memory, limit)
         load_tokenizer(config)
     except UserError as error:
         raise model.explain(error) from error

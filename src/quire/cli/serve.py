@@ -119,7 +119,7 @@ def run(argv: Sequence[str]) -> int:
     if args.dry_run:
         from quire.cli.dry_run import dry_run  # which reads models
 
-        return dry_run(plans, args, parser.in_flags)
+        return dry_run(plans, args, parser.in_flags, settings.model_memory_bytes)
     raise_open_file_limit()
     configure_logging(_log_options(settings))
     with (

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from quire.compat.names_table import Scope
 
 _LARGEST_FILE = 1 << 16  # bytes
+_ONLY_TYPED = ("config", "dry_run", "gpu_memory_gib", "json")  # of a run, not of a server
 _PLAIN = "write plain values, without aliases and tags"
 
 
@@ -151,6 +152,8 @@ def _home(name: str, value: Any, known: Iterable[str]) -> str | None:
     """Advice on an option that is of another place than a server's file, as a file spells it."""
     from quire.compat.name_homes import command_home, own_name  # usually not needed
 
+    if name in _ONLY_TYPED:
+        return f"{name} is for the command line alone; leave it out, and give {_flag(name)} there"
     own = own_name(name)
     flags = [_flag(each) for each in known]
     home = command_home(_flag(own), own, flags, value)

@@ -14,6 +14,12 @@ VARIABLES: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
     "max_num_seqs": (None, ("OLLAMA_NUM_PARALLEL", "LLAMA_ARG_N_PARALLEL")),
     "idle_unload_seconds": (None, ("OLLAMA_KEEP_ALIVE",)),
     "kv_cache_dtype": (None, ("OLLAMA_KV_CACHE_TYPE",)),
+    "kv_cache_memory_bytes": (None, ("VLLM_CPU_KVCACHE_SPACE",)),
+    "batch_invariant": (None, ("VLLM_BATCH_INVARIANT",)),
+    "threads": (None, ("LLAMA_ARG_THREADS",)),
+    "max_queued_requests": (None, ("OLLAMA_MAX_QUEUE",)),
+    "model_memory_bytes": (None, ("OLLAMA_MAX_LOADED_MODELS",)),
+    "log_level": (None, ("VLLM_LOGGING_LEVEL",)),
     "allowed_origins": (None, ("OLLAMA_ORIGINS",)),
     "hub_folder": ("HF_HOME", ("OLLAMA_MODELS", "LLAMA_CACHE")),
 }

@@ -93,6 +93,7 @@ def foreign_path(path: str) -> str | None:
     while whole:
         if whole in FOREIGN_PATHS:
             engines, text = FOREIGN_PATHS[whole]
-            return f"{whole} is {engines}'s, which is not here: {text}"
+            owners = engines.replace(", ", "'s and ")
+            return f"{whole} is {owners}'s, which is not here: {text}"
         whole = whole.rpartition("/")[0]
     return None

@@ -17,7 +17,7 @@ from quire.compress.text_samples import TextSamples
 from quire.compress.verify_model import Notify, compare_models
 from quire.errors import ConfigError
 from quire.hub import BUNDLED
-from quire.model_folder import write_whole
+from quire.model_folder import named_path, write_whole
 from quire.models.config.model_config import ModelConfig
 from quire.models.config.quality_report import QualityLimits, write_report
 from quire.models.config.weight_files import weight_files
@@ -79,15 +79,16 @@ def check_pair(base: Path, quantized: Path) -> None:
     A model beside itself would pass any gate; and of a base model that stands behind its quantized
     copy, a report of what that has lost would be stored, by which it would not be served any more.
     """
+    name = named_path(quantized)
     if base.samefile(quantized) or weight_files(base) == weight_files(quantized) != {}:
         raise ConfigError(
-            f"base and quantized have the same weights ({quantized}), so that nothing is measured; "
+            f"base and quantized have the same weights ({name}), so that nothing is measured; "
             "name the 16-bit model as base"
         )
     formats = (ModelConfig.from_folder(each).checkpoint_format for each in (base, quantized))
     if [each is None for each in formats] == [False, True]:
         raise ConfigError(
-            f"quantized: {quantized} is not quantized; name the 16-bit model first, and then its "
+            f"quantized: {name} is not quantized; name the 16-bit model first, and then its "
             "quantized copy"
         )
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import CheckpointError, ConfigError, InvalidRequestError
-from quire.hub import BUNDLED_FOLDER
 from quire.input_file import read_text
-from quire.model_folder import check_regular, parse_json
+from quire.model_folder import BUNDLED_FOLDER, check_regular, parse_json
 from quire.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import Any
 
 from quire.compress import parquet_text
 from quire.errors import CheckpointError, ConfigError, InvalidRequestError
-from quire.hub import BUNDLED_FOLDER
-from quire.model_folder import check_regular, parse_json
+from quire.model_folder import BUNDLED_FOLDER, check_regular, parse_json
 from quire.tokenizer.conversation_input import prepare_messages
 from quire.tokenizer.tokenizer import Tokenizer
 

@@ -22,11 +22,12 @@ _TRUNCATIONS = {False: False, None: False, "do_not_truncate": False} | dict.from
 )
 # further arguments of `transformers`, with a value that asks for nothing besides None and False
 _OTHERS: dict[str, Any] = {
-    "return_attention_mask": True, "verbose": True, "stride": 0,
+    "verbose": True, "stride": 0,
     **dict.fromkeys(("text_pair", "text_target", "text_pair_target", "is_split_into_words",
                      "pad_to_multiple_of", "return_token_type_ids", "return_overflowing_tokens",
                      "return_special_tokens_mask", "return_offsets_mapping", "return_length",
-                     "split_special_tokens", "tokenizer_kwargs")),
+                     "split_special_tokens", "tokenizer_kwargs", "clean_up_tokenization_spaces",
+                     "use_source_tokenizer")),
 }  # fmt: skip
 _ELSE = "use AutoTokenizer of transformers"
 
@@ -58,12 +59,14 @@ class BatchOptions(msgspec.Struct, frozen=True):
     """Arguments of a call, checked. Raises InvalidRequestError.
 
     limit: of the tokens of a row, None for none. padding: "longest", "max_length" or None.
+    has_mask: whether there is an attention_mask.
     """
 
     padding: str | None
     limit: int | None
     max_length: int | None
     return_tensors: str | None
+    has_mask: bool = True
 
     @classmethod
     def read(
@@ -74,10 +77,11 @@ class BatchOptions(msgspec.Struct, frozen=True):
         truncation: bool | str | None = None,
         max_length: int | None = None,
         return_tensors: str | None = None,
+        return_attention_mask: bool | None = None,
         **others: Any,
     ) -> BatchOptions:
         """The options that these arguments describe. model_max_length: in place of max_length."""
-        _refuse(others)
+        refuse_others(others)
         for name, value, known in (
             ("padding", padding, _PADDINGS),
             ("truncation", truncation, _TRUNCATIONS),
@@ -101,7 +105,8 @@ class BatchOptions(msgspec.Struct, frozen=True):
             if not cuts and pads != _TO_MAX:
                 problem = "cuts with truncation=True, and fills up with padding='max_length'"
                 raise invalid_value("max_length", f"{problem}; set one of them")
-        return cls(pads, max_length if cuts else None, max_length, return_tensors)
+        has_mask, limit = return_attention_mask is not False, max_length if cuts else None
+        return cls(pads, limit, max_length, return_tensors, has_mask)
 
     def encoded(
         self, rows: list[list[int]], pad_id: int | None, *, padding_side: str, is_one: bool
@@ -120,12 +125,18 @@ class BatchOptions(msgspec.Struct, frozen=True):
             rows = [_filled(row, width, pad_id, pads_left) for row in rows]
             masks = [_filled(mask, width, 0, pads_left) for mask in masks]
         if self.return_tensors is None and is_one:
-            return Encoded(input_ids=rows[0], attention_mask=masks[0])
+            return self._encoded(rows[0], masks[0])
         if self.return_tensors is not None and len(set(map(len, rows))) > 1:
             problem = "texts have different numbers of tokens; use padding=True"
             raise invalid_value("return_tensors", problem)
         ids, masked = (_as_tensor(values, self.return_tensors) for values in (rows, masks))
-        return Encoded(input_ids=ids, attention_mask=masked)
+        return self._encoded(ids, masked)
+
+    def _encoded(self, ids: Any, mask: Any) -> Encoded:
+        found = Encoded(input_ids=ids)
+        if self.has_mask:
+            found["attention_mask"] = mask
+        return found
 
 
 def is_left(name: str, side: str) -> bool:
@@ -135,7 +146,8 @@ def is_left(name: str, side: str) -> bool:
     return side == "left"
 
 
-def _refuse(others: Mapping[str, Any]) -> None:
+def refuse_others(others: Mapping[str, Any]) -> None:
+    """Raise InvalidRequestError for further arguments of `transformers` that ask for something."""
     for name, value in others.items():
         if name not in _OTHERS:
             raise invalid_value(name, "unknown option; remove it")

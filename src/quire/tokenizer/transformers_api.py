@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from quire.compat.missing_names import ForeignMethods
+from quire.errors import invalid_value
 from quire.plain_values import plain_value
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -61,6 +62,9 @@ class TransformersTokenizer(ForeignMethods):
         how = BatchOptions.read(self.model_max_length, text_pair=text_pair, **options)
         is_one = isinstance(text, str)
         texts = [text] if isinstance(text, str) else text
+        if not isinstance(texts, Iterable):
+            kind = type(text).__name__
+            raise invalid_value("text", f"must be text, or a list of texts, not {kind}")
         rows = [self._cut(t, add_special_tokens, how.limit) for t in texts]
         return self._encoded(rows, how, is_one, padding_side)
 
@@ -101,16 +105,25 @@ class TransformersTokenizer(ForeignMethods):
         """
         return self(text, text_pair, **options).input_ids
 
-    def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
-        """The text of a token id, or of several."""
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> str:
+        """The text of a token id, or of several.
+
+        options: clean_up_tokenization_spaces and others that ask for nothing.
+        """
+        if options:
+            from quire.tokenizer.encoded_batch import refuse_others
+
+            refuse_others(options)
         ids = plain_value(token_ids)
         ids = [ids] if isinstance(ids, int) else ids
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def batch_decode(self, sequences: Any, skip_special_tokens: bool = False) -> list[str]:
-        """The text of each list of token ids."""
+    def batch_decode(
+        self, sequences: Any, skip_special_tokens: bool = False, **options: Any
+    ) -> list[str]:
+        """The text of each list of token ids. options: as `decode` has them."""
         return [
-            self.decode(ids, skip_special_tokens=skip_special_tokens)
+            self.decode(ids, skip_special_tokens=skip_special_tokens, **options)
             for ids in plain_value(sequences)
         ]
 

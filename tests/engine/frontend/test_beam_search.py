@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,3 +105,9 @@ def test_answers_that_cannot_fit_are_refused_before_the_search() -> None:
 
 def _never(prompts: Sequence[list[int]], params: SamplingParams) -> list[RequestOutput]:
     raise AssertionError(f"{prompts} were begun with {params}")
+
+
+@pytest.mark.parametrize("params", [None, {"beam_width": 2}, SamplingParams()])
+def test_params_of_another_kind_are_refused(params: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"params: must be BeamSearchParams\(beam_width="):
+        search([[0]], params, [EOS], LIMITS, generate)

@@ -252,6 +252,38 @@ def test_a_cpus_plan_has_a_row_for_the_process(capsys: pytest.CaptureFixture[str
     assert re.search(f"process +{BASE_BYTES:,} ", capsys.readouterr().out)
 
 
+@pytest.mark.parametrize(
+    ("limit", "status", "problem"),
+    [
+        (2 * GIB, 0, None),
+        (GIB // 2, 1, "the models of the start take [0-9,]+ bytes, but --model-memory-bytes is"),
+        (BASE_BYTES, 1, "model a takes [0-9,]+ bytes .*, but --model-memory-bytes is 268,435,456"),
+    ],
+)
+def test_a_dry_run_shares_the_memory_as_a_server_does(
+    limit: int, status: int, problem: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, memory = ["--device", "cpu"], ["--model-memory-bytes", str(limit)]
+    words = [
+        "serve",
+        "--dry-run",
+        *own,
+        *memory,
+        "--model",
+        "a=quire-tiny",
+        "--model",
+        "b=quire-tiny",
+    ]
+    assert main([*words, "--json"]) == status
+    planned = json.loads(capsys.readouterr().out)
+    config = EngineConfig.from_options(model="quire-tiny", device="cpu")
+    _, served = _measured(config, limit)
+    assert [plan["kv_cache"] for plan in planned] == [served.kv_cache] * 2
+    assert [bool(plan["problem"]) for plan in planned] == [problem is not None] * 2
+    assert main(words) == status
+    assert problem is None or re.search(f"it does not fit: {problem}", capsys.readouterr().out)
+
+
 def test_steps_whose_offsets_would_overflow_are_refused() -> None:
     """int32 offsets in the largest tensors of a step: gates and ups, and logits."""
     most = 2**31 // (2 * 14_336)

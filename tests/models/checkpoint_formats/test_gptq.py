@@ -35,6 +35,13 @@ def as_version_2(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
         tensors[name] = tensors[name] + 0x11111111
 
 
+def as_version_1(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+    """Zero points of version 1, less one in each four bits, with version 2 in the config."""
+    for name in [name for name in tensors if name.endswith(".qzeros")]:
+        zeros = tensors[name].view(torch.uint8)
+        tensors[name] = ((zeros + 15 & 15) | ((zeros >> 4) + 15 & 15) << 4).view(torch.int32)
+
+
 def give_biases(value: float) -> Change:
     """A bias for each quantized layer, as AutoGPTQ writes them."""
 
@@ -66,6 +73,8 @@ def test_biases_of_zeros_that_the_model_lacks_are_passed_over(tmp_path: Path) ->
             for sym in (True, False)
         ),
         ("gptq", as_version_2, r"proj: its .* in 'gptq_v2', but config.json says 'gptq'; correct"),
+        ("gptq_v2", configure(checkpoint_format="gptq"), r"one off .*in 'gptq_v2', but .*'gptq'; "),
+        ("gptq_v2", as_version_1, r"one off .*in 'gptq', but config.json says 'gptq_v2'; correct"),
         ("gptq_v2", configure(sym=True), r"proj: its qzeros are not those of symmetric codes"),
         ("gptq", configure(dynamic={"-:(": {}}), r"dynamic.-:\( holds '\(', which is not a reg"),
         ("gptq_order", drop("g_idx"), r"missing: model.layers.0.mlp.up_proj.g_idx"),

@@ -58,7 +58,8 @@ def test_a_path_of_another_api_says_what_to_use(app: Starlette, path: str) -> No
         error = reply.json()["error"]  # Ollama's is the sentence itself
         assert reply.status == 404
         said = error if isinstance(error, str) else error["message"]
-        assert said == f"{path} is {engines}'s, which is not here: {text}"
+        owners = " and ".join(f"{engine}'s" for engine in engines.split(", "))
+        assert said == f"{path} is {owners}, which is not here: {text}"
 
 
 # of vLLM 0.33's servers and of llama-server

@@ -78,6 +78,9 @@ def search(
     Raises InvalidRequestError for more beams than the engine's log-probabilities allow, and
     ContextLengthError, before the search, for a prompt whose answer of max_tokens does not fit.
     """
+    if not isinstance(params, BeamSearchParams):
+        kind = "BeamSearchParams(beam_width=..., max_tokens=...)"
+        raise invalid_value("params", f"must be {kind}, not {type(params).__name__}")
     if 0 <= limits.max_logprobs < 2 * params.beam_width:
         problem = f"{params.beam_width} beams need {2 * params.beam_width} log-probabilities"
         raise invalid_value("beam_width", f"{problem}; start with max_logprobs of that many")

@@ -200,9 +200,9 @@ class RequestTracker:
         self._set_limits(info.limits)
         self.views.reset()
         unfinished = self._processor.unfinished()
-        logger.info(
-            "the engine has been restarted: %d unfinished answers continue in it", len(unfinished)
-        )
+        if unfinished:  # a model that was loaded again on demand has none
+            text = "the engine has been restarted: %d unfinished answers continue in it"
+            logger.info(text, len(unfinished))
         for message in unfinished:
             try:
                 info.limits.check(message)

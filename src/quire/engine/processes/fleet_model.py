@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -36,6 +36,24 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     explain: Callable[[UserError], UserError] = lambda error: error
 
 
+def limit_problems(models: Sequence[tuple[ModelSpec, Footprint]], limit: int) -> dict[str, str]:
+    """The problems of models that do not fit in model_memory_bytes, by name. limit: that."""
+    problems = {
+        model.name: f"model {model.name} takes {size}, but model_memory_bytes is {limit:,}; "
+        "raise it, or lower kv_cache_memory_bytes"
+        for model, size in models
+        if size.total > limit
+    }
+    first = {model.name: size.total for model, size in models if model.at_start}
+    if (needed := sum(first.values())) > limit:
+        text = (
+            f"the models of the start take {needed:,} bytes, but model_memory_bytes is {limit:,}; "
+            "raise it, or load some of them on_demand"
+        )
+        problems = dict.fromkeys(first, text) | problems
+    return problems
+
+
 class FleetModel:
     """One model and its state. engine: its supervisor, from loading to unloaded."""
 
@@ -62,10 +80,8 @@ class FleetModel:
     @property
     def size_text(self) -> str:
         """Its memory as text for error messages."""
-        size = self.footprint
-        assert size is not None, "it has been measured"
-        parts = f"weights {size.weights:,}, KV cache {size.kv_cache:,}, process {size.base:,}"
-        return f"{size.total:,} bytes ({parts})"
+        assert self.footprint is not None, "it has been measured"
+        return str(self.footprint)
 
     @property
     def can_retry(self) -> bool:

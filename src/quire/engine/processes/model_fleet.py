@@ -31,7 +31,12 @@ from quire.engine.processes.control_channel import (
     ReleaseModel,
     UnloadModel,
 )
-from quire.engine.processes.fleet_model import FAILURE_SECONDS, FleetModel, ModelSpec
+from quire.engine.processes.fleet_model import (
+    FAILURE_SECONDS,
+    FleetModel,
+    ModelSpec,
+    limit_problems,
+)
 from quire.engine.processes.load_progress import NOTE_SECONDS, open_files
 from quire.engine.processes.server_supervisor import ServerSupervisor
 from quire.errors import ConfigError, QuireError, UserError
@@ -222,18 +227,10 @@ class ModelFleet:
         limit = self._settings.memory_bytes
         if limit is None:
             return
-        for model in self._models.values():
-            if (model.num_bytes or 0) > limit:
-                raise ConfigError(
-                    f"model {model.plan.name} takes {model.size_text}, but "
-                    f"model_memory_bytes is {limit:,}; raise it, or lower kv_cache_memory_bytes"
-                )
-        first = [model for model in self._models.values() if model.plan.at_start]
-        if (needed := sum(model.num_bytes or 0 for model in first)) > limit:
-            raise ConfigError(
-                f"the models of the start take {needed:,} bytes, but model_memory_bytes is "
-                f"{limit:,}; raise it, or load some of them on_demand"
-            )
+        sizes = [(model.plan, model.footprint) for model in self._models.values()]
+        measured = [(plan, size) for plan, size in sizes if size is not None]
+        for problem in limit_problems(measured, limit).values():
+            raise ConfigError(problem)
 
     async def _measure(self, model: FleetModel) -> None:
         config, limit = model.plan.config, self._settings.memory_bytes

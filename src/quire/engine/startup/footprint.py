@@ -46,6 +46,10 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
         """The sum of all parts, in bytes."""
         return self.weights + self.kv_cache + self.base
 
+    def __str__(self) -> str:
+        parts = f"weights {self.weights:,}, KV cache {self.kv_cache:,}, process {self.base:,}"
+        return f"{self.total:,} bytes ({parts})"
+
 
 def footprint_of(config: EngineConfig, memory_bytes: int | None = None) -> Footprint:
     """The memory of an engine with these settings. Reads files; downloads them if necessary.

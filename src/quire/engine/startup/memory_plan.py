@@ -94,11 +94,14 @@ class MemoryPlan:
         return asdict(self) | {"kv_cache": self.kv_cache, "at_once": lengths}
 
 
-def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
+def plan_memory(
+    config: EngineConfig, memory: DeviceMemory, memory_bytes: int | None = None
+) -> MemoryPlan:
     """The plan of an engine of these settings. Reads files; downloads them if need be.
 
-    Which machine it will be is not known, so the number of its cores plays no part. Raises
-    CheckpointError, or ConfigError for settings that do not fit the device.
+    Which machine it will be is not known, so the number of its cores plays no part. memory_bytes:
+    as `footprint_of` has it. Raises CheckpointError, or ConfigError for settings that do not fit
+    the device.
     """
     if config.model.load_format == "null":
         raise ConfigError("load_format is 'null', which has no model to plan for; leave it out")
@@ -114,7 +117,8 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
     fixed = memory.context + sum(sizes.values()) + sum(weights.values())
     left = budget - (memory.total - memory.free) - fixed
     block_bytes, block_size = block_bytes_of(config, model_config), config.cache.block_size
-    default = left if memory.device == "cuda" else default_kv_bytes(memory.free)
+    is_share = memory_bytes is not None or memory.device != "cuda"
+    default = default_kv_bytes(memory_bytes or memory.free) if is_share else left
     num_bytes = config.cache.kv_cache_memory_bytes or default
     num_blocks = blocks_within(config, model_config, num_bytes, block_bytes)
     problem = _problem(config, left, num_bytes, block_bytes, num_blocks)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _WORD = 32  # bits
 _BITS = (4, 8)
+_SAMPLE_BYTES, _LEAST_CODES = 1 << 19, 1 << 12  # of a weight, to look where the middle is
+_ONE_OFF = 0.2  # steps around one
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class GptqLinear(IntegerLinear):
         if permutation is not None:
             codes = in_order(codes, permutation, self.bits)
         zeros = self._zeros(tensors["qzeros"])
+        if zeros is not None and self.bits == 4:
+            self._check_middle(codes, zeros)
         return IntegerRows(codes, tensors["scales"].t(), zeros, self.bits, permutation)
 
     def _zeros(self, words: Tensor) -> Tensor | None:
@@ -86,11 +90,7 @@ class GptqLinear(IntegerLinear):
 
         zeros, half = unpacked(words_as_rows(words), self.bits).t(), 2 ** (self.bits - 1)
         if bool((zeros == (half if self.stores_less else half - 1)).all()):
-            own, other = ("gptq", "gptq_v2") if self.stores_less else ("gptq_v2", "gptq")
-            raise ValueError(
-                f"its qzeros are those of symmetric codes in {other!r}, but config.json says "
-                f"{own!r}; correct checkpoint_format"
-            )
+            raise self._other_version("those of symmetric codes")
         if self.stores_less:
             zeros = zeros + 1 & 2**self.bits - 1
         if not self.is_symmetric:
@@ -101,6 +101,28 @@ class GptqLinear(IntegerLinear):
                 "correct sym"
             )
         return None
+
+    def _check_middle(self, codes: Tensor, zeros: Tensor) -> None:
+        """Refuse zero points that are one off: codes lie around theirs, as weights around zero.
+
+        Weights have no mean of a whole step: in models it is below a twentieth. Eight bits have
+        smaller steps, of which one does little harm.
+        """
+        from quire.models.checkpoint_formats.integer_rows import unpacked
+
+        rows = max(1, _SAMPLE_BYTES // codes.shape[1])
+        some = unpacked(codes[:rows], self.bits)
+        middle = float(some.float().mean() - zeros[:rows].float().mean())
+        one_off = -1 if self.stores_less else 1
+        if some.numel() >= _LEAST_CODES and abs(middle - one_off) < _ONE_OFF:
+            raise self._other_version("one off the middle of its codes, as")
+
+    def _other_version(self, what: str) -> ValueError:
+        own, other = ("gptq", "gptq_v2") if self.stores_less else ("gptq_v2", "gptq")
+        return ValueError(
+            f"its qzeros are {what} in {other!r}, but config.json says {own!r}; "
+            "correct checkpoint_format"
+        )
 
 
 def read_gptq(config: ConfigFile) -> ModuleRules:
