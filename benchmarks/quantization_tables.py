@@ -140,7 +140,7 @@ def quantization_choice(serving: Result) -> str:
         cells.append(_rate(starts.get(label)))
         own = on_cpu.get(label)
         rates = own["decode_tokens_per_s"] if own else {}
-        cells += [_rate(rates.get(n)) for n in ("1", "16")]
+        cells += [_rate(rates.get(str(n))) for n in _ON_CPU]
         cells.append(f"{own['weights_gb']:.2f}" if own else "")
         if any(cells):
             shown.add(label)
