@@ -22,7 +22,7 @@ RECORDS = os.environ.get("QUIRE_RECORD") == "1"
 RESULTS = TRACKED if RECORDS else TRACKED.with_name("local-results")  # where measurements go
 PACKAGES = ("quire", "torch", "transformers", "triton", "numpy")
 # where a result goes, and what is of one machine
-LEFT_OUT = ("--out", "--results", "--under", "--before", "--old", "--new", "--work")
+LEFT_OUT = ("--cache", "--out", "--results", "--under", "--before", "--old", "--new", "--work")
 
 
 def require(*modules: str) -> None:
