@@ -81,6 +81,13 @@ def test_a_server_sleeps_and_wakes_up_under_vllms_names() -> None:
     assert text_of(call(house.app, "/v1/completions", {"prompt": "abc"})) == "I am a."
 
 
+def test_a_server_with_models_on_demand_alone_does_not_sleep() -> None:
+    """A client that polls after /wake_up, which loads none of them, goes on."""
+    admin = House(model_status("a", "unloaded", at_start=False)).app.state.admin
+    assert call(admin, "/wake_up", method="POST").status == 200
+    assert call(admin, "/is_sleeping").json() == {"is_sleeping": False}
+
+
 def test_nothing_is_put_to_sleep_while_a_model_is_loading() -> None:
     house = House(model_status("a"), model_status("b", "loading"))
     reply = call(house.app.state.admin, "/sleep", method="POST")

@@ -93,7 +93,9 @@ class SleepRoutes:
             ApiRoute(
                 self.is_sleeping,
                 OpenApiEntry(
-                    path="/is_sleeping", summary="Whether no model is loaded.", reply=IsSleeping
+                    path="/is_sleeping",
+                    summary="Whether no model is loaded, and /wake_up would load some.",
+                    reply=IsSleeping,
                 ),
             ),
         ]
@@ -109,15 +111,21 @@ class SleepRoutes:
         """Load the models of the start. Raises ModelNotLoadedError."""
         tags = request.query_params.getlist("tags")
         check_tags(tags)
-        names = [entry.name for entry in self._entries if entry.status.at_start]
         seconds = self._settings.model_load_timeout
-        await asyncio.gather(*(self._loader.load(name, seconds) for name in names))
+        await asyncio.gather(*(self._loader.load(name, seconds) for name in self._names_of_start))
         return JsonResponse(Awake(tags or None))
 
     async def is_sleeping(self, _request: Request) -> Response:
-        """The reply that says whether every model is unloaded."""
-        states = {entry.status.state for entry in self._entries}
-        return JsonResponse(IsSleeping(states == {"unloaded"}))
+        """The reply that says whether every model is unloaded, of which /wake_up loads some.
+
+        Else those who wait for the end of a sleep would wait for ever.
+        """
+        all_unloaded = all(entry.status.state == "unloaded" for entry in self._entries)
+        return JsonResponse(IsSleeping(all_unloaded and bool(self._names_of_start)))
+
+    @property
+    def _names_of_start(self) -> list[str]:
+        return [entry.name for entry in self._entries if entry.status.at_start]
 
     @property
     def _entries(self) -> list[ModelEntry]:
