@@ -205,7 +205,7 @@ SIZES = [(4096, 4096), (28672, 4096), (1536, 896), (64, 256), (8192, 28672), (57
 
 @pytest.mark.parametrize("rows", [65, 129, 256, 300, 1024])
 @pytest.mark.parametrize(("n", "k"), SIZES)
-def test_many_rows_occupy_a_gpu_without_many_rounds(rows: int, n: int, k: int) -> None:
+def test_many_rows_occupy_a_gpu_or_take_few_steps(rows: int, n: int, k: int) -> None:
     found = int4_rows_config(rows, n, k, 132)
     programs, most = found.num_programs(rows, n), max(1, n * rows // (64 * 128))
     assert programs >= min(most, 64) or found.steps(k, 256) <= 8
