@@ -40,6 +40,14 @@ def llm() -> LLM:
     return LLM(dtype="float32", threads=1, num_blocks=300, max_logprobs=-1)
 
 
+def test_prompts_that_are_never_cut_need_no_other_setting() -> None:
+    with LLM(enable_chunked_prefill=False, num_blocks=300) as whole:
+        longest = whole.info.limits.max_model_len
+        sampling = SamplingParams(temperature=0, max_tokens=1)
+        (output,) = whole.generate([[5] * (longest - 1)], sampling, use_tqdm=False)
+    assert output.outputs[0].finish_reason == "length"
+
+
 def test_all_log_probabilities(llm: LLM) -> None:
     sampling = SamplingParams(temperature=0, max_tokens=2, logprobs=-1, prompt_logprobs=-1)
     output = llm.generate("A list is", sampling, use_tqdm=False)[0]

@@ -187,7 +187,7 @@ def test_a_length_that_the_model_does_not_know_is_refused_as_at_a_start() -> Non
         {"max_model_len": 5000},
         {"num_blocks": 2, "max_model_len": 100},
         {"kv_cache_memory_bytes": 100},
-        {"enable_chunked_prefill": False},
+        {"enable_chunked_prefill": False, "max_num_batched_tokens": 300},
         {"override_generation_config": '{"temprature": 1}'},
         {"override_generation_config": '{"temperature": "x"}'},
         {"generation_config": "/nowhere"},

@@ -107,11 +107,12 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
     # what is wrong whatever the model is gets refused before one is downloaded
     scheme_of(model.scheme, device, model.quantization_overrides)
     gate_limits(model.quality_gate)
-    config = requested.resolved(device)
-    folder = config_folder(config)
+    requested.check_device(device)
+    folder = config_folder(requested)
     model_config = ModelConfig.from_folder(folder)
     _check_stored(requested, folder, model_config)
-    config = _as_stored(config, model_config)
+    length_limit = _length_limit(requested, model_config)
+    config = _as_stored(requested.resolved(device, length_limit), model_config)
     if device == "cuda":
         _refuse_experts(model_config)
         _refuse_large_steps(config, model_config)
@@ -123,7 +124,7 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
         folder=folder,
         model_config=model_config,
         pooling=read_pooling(folder, config.model.pooling, model_config.hidden_size),
-        length_limit=_length_limit(config, model_config),
+        length_limit=length_limit,
         dtype=dtype,
         kv_dtype=choose_kv_dtype(config, model_config),
         kv_layers=layers_with_types(model_config.spec.kv_layers, skipped, dtype),
