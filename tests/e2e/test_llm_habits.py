@@ -19,6 +19,7 @@ from quire import LLM, BeamSearchParams, EngineArgs, PoolingParams, RequestOutpu
 from quire.compat.method_names import METHODS
 from quire.config import EngineConfig
 from quire.core.reasoning_marks import ReasoningMarks
+from quire.core.structured_outputs import StructuredOutputs
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend import offline_engine
@@ -92,6 +93,24 @@ def test_reasoning_ends_with_its_budget(llm: LLM) -> None:
     assert answers(3, plain[1:2], temperature=0)[0] == plain  # it ended by itself
     with pytest.raises(InvalidRequestError, match=r"^thinking_token_budget: how this model marks"):
         llm.generate("A list is", SamplingParams(thinking_token_budget=1), use_tqdm=False)
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["opened", "may-be-opened"])
+def test_a_constraint_is_for_what_follows_the_reasoning_of_a_chat(llm: LLM, is_open: bool) -> None:
+    template = "{{ messages[0]['content'] }}{% if is_open %}<think>{% endif %}{# </think> #}"
+    choices = ["red", "blue shoes"]
+    sampling = SamplingParams(
+        temperature=0, max_tokens=40, structured_outputs={"choice": choices},
+        thinking_token_budget=5,
+    )  # fmt: skip
+    chat: dict[str, Any] = {"chat_template": template, "is_open": is_open, "use_tqdm": False}
+    (output,) = llm.chat(CHAT, sampling, **chat)
+    thought, end, answer = output.outputs[0].text.rpartition("</think>")
+    assert (bool(thought), bool(end)) == (is_open, is_open)
+    assert answer.strip() in choices
+    sampling.structured_outputs = StructuredOutputs(json="[]")
+    with pytest.raises(InvalidRequestError, match=r"^structured_outputs\.json: must be a JSON sch"):
+        llm.chat(CHAT, sampling, **chat)
 
 
 def test_log_probabilities_have_a_limit(llm: LLM) -> None:
