@@ -73,16 +73,17 @@ def test_embeddings_are_answered() -> None:
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        (b"not json", "malformed"),
-        (b"\xff", ""),
-        (b"[]", "object"),
-        (b"{}", "custom_id"),
+        (b"not json", "it is not JSON (JSON is malformed: invalid character (byte 4)); correct it"),
+        (b"\xff", "; correct it"),
+        (b"[]", "it must be a JSON object; correct it"),
+        (b"{}", "custom_id: it is missing; send it"),
+        (b'{"custom_id": 1}', "custom_id: must be a string, not an integer"),
         (line("x", url="/v1/ghosts"), "url: "),
         (line("x", method="GET"), "method: "),
         (line(""), "custom_id: "),
         (line("a"), "custom_id: another line"),
         (line("x", CHAT | {"stream": True}), "body.stream: "),
-        (line("x", extra=1), "extra"),
+        (line("x", extra=1), "extra: not supported; leave it out"),
     ],
 )
 def test_a_bad_line_is_reported_and_stops_nothing(bad: bytes, words: str) -> None:

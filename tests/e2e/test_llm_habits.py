@@ -295,12 +295,15 @@ def test_prompts_are_cut_at_their_start(llm: LLM) -> None:
     for count, options in (
         (longest - 8, {"truncate_prompt_tokens": -1}),
         (9, {"tokenization_kwargs": {"truncate_prompt_tokens": 9, "add_special_tokens": False}}),
+        (longest - 8, {"tokenization_kwargs": {"truncation": True}}),
+        (9, {"tokenization_kwargs": {"truncation": "longest_first", "max_length": 9}}),
+        (7, {"tokenization_kwargs": {"truncation": True}, "truncate_prompt_tokens": 7}),
     ):
         output = llm.generate("list " * 9999, GREEDY, use_tqdm=False, **options)[0]
         assert len(output.prompt_token_ids) == count
     vector = llm.embed("list " * 9999, truncate_prompt_tokens=5, use_tqdm=False)[0]
     assert len(vector.prompt_token_ids) == 5
-    for wrong in ({"truncate_prompt_tokens": 0}, {"tokenization_kwargs": {"truncation": True}}):
+    for wrong in ({"truncate_prompt_tokens": 0}, {"tokenization_kwargs": {"truncation": 3}}):
         with pytest.raises(InvalidRequestError, match=r"^trunca.*(must be|; use truncate_prompt)"):
             llm.generate("a", use_tqdm=False, **wrong)
 
