@@ -130,7 +130,7 @@ async def _answer(number: int, data: bytes, seen: set[str], app: ASGIApp) -> Bat
 
 
 def _problem(error: Exception, data: bytes) -> str:
-    """What is wrong with a line, and its fix."""
+    """The problem of a line, with its fix."""
     if isinstance(error, msgspec.ValidationError):
         if str(error).startswith("Expected `object`"):
             return "it must be a JSON object; correct it"
