@@ -377,7 +377,7 @@ def unknown_setting(name: str, known: Collection[str]) -> str:
     from quire.compat.name_homes import python_home  # usually not needed
 
     near = nearest_name(name, known)
-    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+    hint = f"did you mean {near!r}?" if near else "leave it out; `quire serve --help` lists all"
     return python_home(name) or f"unknown setting {name!r}; {hint}"
 
 
