@@ -339,7 +339,8 @@ class EngineConfig:
         """Raise ConfigError for settings that "cpu" or "cuda" does not support."""
         require(
             not self.device.batch_invariant or device_type == "cuda",
-            f"batch_invariant is for GPUs, but device is {device_type!r}; leave it out",
+            f"batch_invariant is for GPUs, but device is {device_type!r}; leave it out: "
+            "docs/sampling.md says which models have the same tokens in any batch on a CPU",
         )
 
     def resolved(self, device_type: str, max_model_len: int) -> EngineConfig:

@@ -75,6 +75,30 @@ def test_a_kv_cache_in_8_bits_has_memory_to_dequantize_keys(kv_cache_dtype: str)
     assert in_8_bits.num_slots / usual.num_slots > 1.9
 
 
+def test_numbers_that_a_gemm_makes_of_grouped_codes_have_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    int4 = pytest.importorskip("quire.kernels.triton.ops.int4_linear")
+    byte = pytest.importorskip("quire.kernels.triton.ops.byte_linear")
+    assert (footprint.PIECE_BYTES, footprint.BYTE_PIECE_BYTES) == (int4._PIECE, byte._PIECE)
+    monkeypatch.setattr(footprint, "driver_capability", lambda: (9, 0))
+    gate_up, head = 2 * 14_336 * 4096 * 2, 128_256 * 4096 * 2
+    for quantization, usual, invariant in (
+        ("int4", gate_up, gate_up), ("nf4", gate_up, gate_up), ("w8a16", 2**25, head),
+        ("int8", 0, 0), ("fp8", 0, 0), ("none", 0, 0),
+    ):  # fmt: skip
+        for batch_invariant, most in ((False, usual), (True, invariant)):
+            options = {"batch_invariant": batch_invariant, "device": "cuda"}
+            found = plan_8b(100, quantization=quantization, **options).workspace
+            assert found - plan_8b(100, **options).workspace == most, (quantization, most)
+    monkeypatch.setattr(footprint, "PIECE_BYTES", 2**20)
+    pieces, whole = (
+        plan_8b(100, quantization="int4", batch_invariant=on, device="cuda").workspace
+        for on in (False, True)
+    )
+    assert whole - pieces == gate_up - 2**20
+
+
 @pytest.mark.parametrize(
     ("capability", "options", "dequantizes"),
     [
