@@ -86,6 +86,14 @@ def test_a_switch_may_have_a_value(words: list[str], own: list[str]) -> None:
     assert foreign_options.own_argv(words, actions, takes_model=True) == (own, [])
 
 
+@pytest.mark.parametrize("value", ["none", "auto", "deepseek"])
+def test_a_reasoning_format_is_a_parser_or_none(value: str) -> None:
+    args = serve.make_parser().parse(["m", "--reasoning-format", value])
+    assert getattr(args, "reasoning_parser", "auto") == ("none" if value == "none" else "auto")
+    with pytest.raises(ConfigError, match=r"deepseek-legacy' is not supported: .*; use auto or"):
+        serve.make_parser().parse(["m", "--reasoning-format=deepseek-legacy"])
+
+
 def test_a_key_may_follow_another() -> None:
     for words, keys, model in (
         (["m", "--api-key", "k1", "k2", "--port", "1"], "k1,k2", "m"),

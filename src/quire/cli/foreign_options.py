@@ -25,7 +25,11 @@ OWN_FLAGS = {
 }  # fmt: skip
 _LEVEL = re.compile(r"(-[A-Z])(\d+)")  # a short flag with its number, as -O3
 # options of one command that ask for what others always do
-_OF_OTHERS = {"chat": "a command has one mode", "log_level": "this command logs warnings alone"}
+_OF_OTHERS = {
+    "chat": "a command has one mode",
+    "log_level": "this command logs warnings alone",
+    "reasoning_parser": "reasoning is a part of the answer",
+}
 _SWITCHES = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
 _SWITCH_WORDS = ("on", "off", "auto", "true", "false", "0", "1")  # after an optional flag
 
@@ -156,7 +160,9 @@ class _Rewriter:
         from quire.compat.names_table import NoEffect, Own, meaning_of_row
         from quire.compat.sampler_stages import params_set_by
 
-        value = not negated if text is None else plain_value(text)
+        value: Any = not negated
+        if text is not None:  # a row may know a word by itself: none
+            value = text if text in row.values else plain_value(text)
         over, beside = params_set_by(row.name, value), dict[str, Any]()
         if row.repeats is not None:
             beside[row.repeats] = plain_value(self._given.get("--" + row.repeats, ""))
