@@ -89,8 +89,12 @@ def test_numbers_that_a_gemm_makes_of_grouped_codes_have_memory(
     ):  # fmt: skip
         for batch_invariant, most in ((False, usual), (True, invariant)):
             options = {"batch_invariant": batch_invariant, "device": "cuda"}
-            found = plan_8b(100, quantization=quantization, **options).workspace
-            assert found - plan_8b(100, **options).workspace == most, (quantization, most)
+            found, plain = (
+                plan_8b(100, quantization=quantization, **options),
+                plan_8b(100, **options),
+            )
+            assert found.workspace - plain.workspace == most, (quantization, most)
+            assert found.graphs - plain.graphs == most  # they have memory of their own
     monkeypatch.setattr(footprint, "PIECE_BYTES", 2**20)
     pieces, whole = (
         plan_8b(100, quantization="int4", batch_invariant=on, device="cuda").workspace
