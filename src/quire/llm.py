@@ -42,9 +42,6 @@ from quire.tokenizer.load_tokenizer import load_tokenizer, read_template
 from quire.tokenizer.tokenizer import Tokenizer
 from quire.tokenizer.transformers_api import TransformersTokenizer
 
-if TYPE_CHECKING:
-    from quire.server.parsing.reasoning_parser import ReasoningParser
-
 _MARKS_FIX = "set reasoning_marks in SamplingParams"
 
 Sampling = SamplingParams | Sequence[SamplingParams] | None
@@ -328,9 +325,10 @@ class LLM(ModelOwner):
         """The params of a prompt outside a chat; the template of chats may show the marks."""
         if params.thinking_token_budget is None:
             return params
+        from quire.server.parsing.choose_parsers import choose_parsers  # a start needs none
         from quire.server.parsing.reasoning_parser import with_reasoning_marks
 
-        reasoning = _reasoning_parser(self.tokenizer)
+        reasoning = choose_parsers(self.tokenizer.chat_template_text, ()).reasoning
         return with_reasoning_marks(params, reasoning, self.tokenizer, fix=_MARKS_FIX)
 
 
@@ -338,16 +336,9 @@ def _reasoned(params: SamplingParams, tokenizer: Tokenizer, token_ids: list[int]
     """The params of a chat: a budget and a constraint know of reasoning, as in the server."""
     if params.thinking_token_budget is None and params.structured_outputs is None:
         return params
-    from quire.server.parsing.answer_sampling import reasoned_sampling
+    from quire.server.parsing.answer_sampling import chat_sampling  # a start needs none
 
-    reasoning = _reasoning_parser(tokenizer)
-    return reasoned_sampling(params, reasoning, token_ids, tokenizer, fix=_MARKS_FIX)
-
-
-def _reasoning_parser(tokenizer: Tokenizer) -> ReasoningParser | None:
-    from quire.server.parsing.choose_parsers import choose_parsers  # a start needs none
-
-    return choose_parsers(tokenizer.chat_template_text, ()).reasoning
+    return chat_sampling(params, token_ids, tokenizer, fix=_MARKS_FIX)
 
 
 def _vector(output: RequestOutput) -> EmbeddingOutput:

@@ -1,7 +1,7 @@
 """Sampling params of an answer that has reasoning or tool calls: what these add to the caller's.
 
-Owns the one rule for a constraint beside them, in HTTP requests and in `LLM.chat`: it is for the
-answer's text, and reasoning may come first.
+Owns the one rule for a constraint beside them, in HTTP requests, `LLM.chat` and `quire chat`: it is
+for the answer's text, and reasoning may come first.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import msgspec
 
 from quire.core.sampling_params import SamplingParams, StructuredOutputs
 from quire.errors import invalid_value
+from quire.server.parsing.choose_parsers import choose_parsers
 from quire.server.parsing.output_parser import ParserConfig
 from quire.server.parsing.reasoning_parser import (
     MarkTokenizer,
@@ -37,6 +38,12 @@ class AnswerTokenizer(MarkTokenizer, Protocol):
 
     def control_token_id(self, text: str) -> int | None:
         """The id of the control token with this text, or None."""
+
+
+class ChatTokenizer(AnswerTokenizer, Protocol):
+    """The part of a tokenizer that also has the chat template."""
+
+    chat_template_text: str
 
 
 def reasoning_config(
@@ -85,18 +92,15 @@ def with_grammar(
     return msgspec.structs.replace(sampling, structured_outputs=enforced)
 
 
-def reasoned_sampling(
-    sampling: SamplingParams,
-    reasoning: ReasoningParser | None,
-    token_ids: Sequence[int],
-    tokenizer: AnswerTokenizer,
-    *,
-    fix: str,
+def chat_sampling(
+    sampling: SamplingParams, token_ids: Sequence[int], tokenizer: ChatTokenizer, *, fix: str
 ) -> SamplingParams:
-    """The params of the answer to a chat without tools; fix: of `with_reasoning_marks`.
+    """The params of the answer to a chat without tools, whose prompt is token_ids.
 
+    The chat template shows the marks of the model's reasoning. fix: of `with_reasoning_marks`.
     Raises InvalidRequestError.
     """
+    reasoning = choose_parsers(tokenizer.chat_template_text, ()).reasoning
     config = reasoning_config(reasoning, token_ids, tokenizer)
     sampling = with_reasoning_marks(
         sampling, reasoning, tokenizer, is_open=config.in_reasoning, fix=fix
