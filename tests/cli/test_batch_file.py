@@ -113,6 +113,19 @@ def test_a_failure_of_the_engine_ends_one_line_only() -> None:
     assert {r["custom_id"]: r["response"]["status_code"] for r in results} == {"a": 500, "b": 200}
 
 
+@pytest.mark.parametrize("parser", ["auto", "none"])
+def test_the_command_knows_what_chats_have(parser: str, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(line("a", CHAT | {"max_tokens": 3, "temperature": 0}))
+    template = "{{ messages[0]['content'] }}{{ mark }}{# </think> #}"
+    words = ["run-batch", "-i", str(source), "-o", str(target), "--num-blocks", "64"]
+    words += ["--chat-template", template, "--reasoning-parser", parser]
+    assert main([*words, "--default-chat-template-kwargs", '{"mark": "<think>"}']) == 0
+    message = json.loads(target.read_text())["response"]["body"]["choices"][0]["message"]
+    assert bool(message["content"]) == (parser == "none")
+    assert bool(message["reasoning_content"]) == (parser == "auto")
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     body = CHAT | {"max_tokens": 3, "temperature": 0}
