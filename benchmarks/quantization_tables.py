@@ -68,12 +68,7 @@ def quantization_methods(result: Result) -> str:
         cells += [f"{row['tasks']['right_quantized']}"] if has_questions else []
         cells += [f"{row['seconds']:.0f}"] if has_times else []
         lines.append(f"| {' | '.join(cells)} |")
-    own = [
-        f"{', '.join(filter(None, (row['what'], row.get('date'))))}: `{row['command']}`."
-        for row in result["rows"]
-        if "command" in row
-    ]
-    return "\n".join([*lines, *([""] if own else []), *own])
+    return "\n".join(lines)
 
 
 def quantization_parts(result: Result) -> str:

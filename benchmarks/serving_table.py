@@ -51,13 +51,13 @@ def step_profile(result: Row) -> str:
 def serving(peer: Row) -> str:
     """One table a workload and kind of weights. peer: vLLM's result file."""
     ours = _load(SERVED)
-    parts = [f"vLLM's figures: {peer['source']}", _source(ours), _starts(peer, ours, _load(FIRST))]
+    parts = [f"vLLM's figures: {peer['source']}", _starts(peer, ours, _load(FIRST))]
     for workload in WORKLOADS:
         ours_too = {r["label"] for r in ours["levels"] if r["workload"] == workload.name}
         labels = [row["label"] for row in peer["levels"] if row["workload"] == workload.name]
         shown = [label for label in dict.fromkeys(labels) if label in ours_too]
         parts += [_table(workload, label, peer, ours) for label in shown]
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(parts)
 
 
 def saturated(published: Row) -> str:
@@ -75,9 +75,7 @@ def saturated(published: Row) -> str:
         level = f"{mine['level']:g}" if mine else "-"
         cells = [f"{row['input_len']:,} / {row['output_len']:,}", *map(_number, (*peers, rate))]
         lines.append(f"| {' | '.join(cells)} | {level} | {' · '.join(ratios)} |")
-    return "\n\n".join(
-        part for part in (published["source"], _source(ours), "\n".join(lines)) if part
-    )
+    return "\n".join([published["source"], "", *lines])
 
 
 def varied(ours: Row) -> str:
@@ -95,7 +93,7 @@ def varied(ours: Row) -> str:
         cells += [" · ".join(ratios(row, peer)) if peer else "-"]
         cells += [f"{_number(model['req_s'])} · {_number(model['ttft_p50'])}" if model else "-"]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n\n".join((_source(ours | {"name": "gpu_varied"}), "\n".join(lines)))
+    return "\n".join(lines)
 
 
 def _varied(row: Row) -> str:
@@ -110,21 +108,7 @@ def _load(name: str) -> Row:
     if not path.is_file():
         return {"levels": [], "starts": []}
     found: Row = json.loads(path.read_text())
-    return found | {"name": name}
-
-
-def _source(ours: Row) -> str:
-    if "name" not in ours:
-        return ""
-    rows, versions = ours["levels"], ours["versions"]
-    days = sorted({row["date"] for row in rows})
-    runs = dict.fromkeys(f"`{row.get('command', ours['command'])}`" for row in rows)
-    return (
-        f"Quire's: {' to '.join(dict.fromkeys((days[0], days[-1])))}, {ours['gpu']}, "
-        f"{ours['hardware']['cores']} cores, torch {versions['torch']}, "
-        f"Triton {versions['triton']}: {', '.join(runs)}, "
-        f"[results/{ours['name']}.json](../benchmarks/results/{ours['name']}.json)."
-    )
+    return found
 
 
 def _find(rows: list[Row], workload: str, label: str, level: float | None) -> Row:

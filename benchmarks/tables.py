@@ -11,7 +11,7 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -237,30 +237,6 @@ def api_fuzz(result: Result) -> str:
     return "\n".join(lines)
 
 
-def source(name: str, result: Result, up: str) -> str:
-    """The result file of the figures. up: from the document's folder to the repository's."""
-    hardware, versions = result["hardware"], result["versions"]
-    instructions = hardware.get("instructions") or ["none of AVX-512, VNNI, BF16"]
-    gpu = f"{result['gpu']}, " if "gpu" in result else ""
-    triton = f", Triton {versions['triton']}" if gpu else ""
-    runs = [*_earlier_runs(result), result]
-    days = sorted({run["date"] for run in runs})
-    commands = dict.fromkeys(f"`{run['command']}`" for run in runs)
-    when = " to ".join(dict.fromkeys((days[0], days[-1])))
-    return (
-        f"{when}, {gpu}{hardware['cpu']}, {hardware['cores']} cores "
-        f"({', '.join(instructions)}), torch {versions['torch']}{triton}: "
-        f"{', '.join(commands)}, [results/{name}.json]({up}benchmarks/results/{name}.json)."
-    )
-
-
-def _earlier_runs(result: Result) -> list[Result]:
-    """The rows that stayed from earlier runs (`record.earlier_rows`)."""
-    rows = result.get("rows")
-    dicts = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return [row for row in dicts if {"date", "command"} <= row.keys()]
-
-
 def gguf_quality(result: Result) -> str:
     """Table of the loss of GGUF files, and of their conversion."""
     lines = [
@@ -325,11 +301,13 @@ TABLES: dict[str, Callable[[Result], str]] = {
 }
 
 
-# tables that are made of another's result file
+# the result files of tables that are not made of the one of their name alone, its function's first
 FILES = {
-    "cpu_peers_brief": "cpu_peers_amx",
-    "quantization_choice": "gpu_int4_serving",
-    "endpoint_suites_others": "endpoint_suites",
+    "cpu_peers_brief": ("cpu_peers_amx",),
+    "quantization_choice": ("gpu_int4_serving", "quantization_trained", "cpu_weights"),
+    "endpoint_suites_others": ("endpoint_suites",),
+    "vllm_serving": ("vllm_serving", "gpu_serving_server", "gpu_first_start"),
+    "published_saturated": ("published_saturated", "gpu_saturated"),
 }
 
 
@@ -346,19 +324,54 @@ def fill(text: str, up: str = "") -> str:
 
 
 def make(name: str, up: str) -> str:
-    """The named table. Raises TableError."""
+    """The named table, below where it was measured and above the commands. Raises TableError."""
     if name not in TABLES:
         raise TableError(f"{name} is no table; known: {', '.join(TABLES)}")
-    file = FILES.get(name, name)
-    path = RESULTS / f"{file}.json"
+    results = {file: _read(RESULTS / f"{file}.json") for file in FILES.get(name, (name,))}
+    first, *_ = results.values()
+    own = {file: found for file, found in results.items() if "source" not in found}  # not others'
+    origin = " ".join(source(file, found, up) for file, found in own.items())
+    return f"{origin}\n\n{TABLES[name](first)}\n\n{commands(own.values())}"
+
+
+def _read(path: Path) -> Result:
     if not path.is_file():
         raise TableError(f"{path} is missing; run the benchmark that writes it")
-    result = json.loads(path.read_text())
+    result: Result = json.loads(path.read_text())
     if not result.get("rows", True):
         raise TableError(f"{path} has no rows, so the table is empty; run its benchmark again")
-    if "source" in result:  # its table says so itself
-        return TABLES[name](result)
-    return f"{TABLES[name](result)}\n\n{source(file, result, up)}"
+    return result
+
+
+def source(name: str, result: Result, up: str) -> str:
+    """When and where a file's figures were measured. up: from the document to the repository."""
+    days = sorted({run["date"] for run in _runs(result)})
+    when = " to ".join(dict.fromkeys((days[0], days[-1])))
+    hardware, versions = result["hardware"], result["versions"]
+    where = f"{hardware['cores']} cores"
+    if "gpu" in result:
+        where = f"{result['gpu']}, {where}, torch {versions['torch']}, Triton {versions['triton']}"
+    else:
+        sets = ", ".join(hardware.get("instructions") or ["none of AVX-512, VNNI, BF16"])
+        cpu = hardware["cpu"].replace("(R)", "")
+        where = f"{cpu}, {where} ({sets}), torch {versions['torch']}"
+    return f"{when}, {where} ([{name}.json]({up}benchmarks/results/{name}.json))."
+
+
+def commands(results: Iterable[Result]) -> str:
+    """The commands that measured these results, one a line, in a block that readers open."""
+    found = dict.fromkeys(run["command"] for result in results for run in _runs(result))
+    lines = "\n".join(line for command in found for line in command.split("; "))
+    text = re.sub(r"\bpython (?=\w+\.py)", "python benchmarks/", lines)
+    return f"<details><summary>Commands</summary>\n\n```\n{text}\n```\n\n</details>"
+
+
+def _runs(result: Result) -> list[Result]:
+    """Rows that have date and command of the run that measured them, and the last run."""
+    lists = (result.get(key) for key in ("rows", "levels", "starts"))
+    rows = [row for rows in lists if isinstance(rows, list) for row in rows]
+    dicts = [row for row in rows if isinstance(row, dict)]
+    return [*(row for row in dicts if {"date", "command"} <= row.keys()), result]
 
 
 def main() -> None:
