@@ -76,27 +76,6 @@ class TableError(Exception):
     """A document asks for a table that cannot be made."""
 
 
-def cpu_model(result: Result) -> str:
-    """Ours beside transformers, by batch size."""
-    rows = {(row["engine"], row["batch"]): row for row in result["rows"]}
-    ratios = {row["batch"]: row for row in result["ratios"]}
-    lines = [
-        f"Llama-3.2-1B shape, bfloat16, random weights, prompts of {result['input_len']} tokens, "
-        f"tokens/s, medians of {result['rounds']} rounds and of their ratios:",
-        "",
-        "| batch | prefill | transformers | ratio | decode | transformers | ratio |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for batch in sorted({batch for _, batch in rows}):
-        ours, theirs = rows["quire", batch], rows["transformers", batch]
-        cells = [str(batch)]
-        for phase in ("prefill", "decode"):
-            key = f"{phase}_tokens_per_s"
-            cells += [f"{ours[key]:.1f}", f"{theirs[key]:.1f}", f"{ratios[batch][phase]:.2f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def prefix_caching(result: Result) -> str:
     """Hit rate and time to first token, caching on and off."""
     on, off = result["rows"]
@@ -254,7 +233,6 @@ def gguf_quality(result: Result) -> str:
 
 
 TABLES: dict[str, Callable[[Result], str]] = {
-    "cpu_model": cpu_model,
     "cpu_attention": cpu_attention,
     "cpu_growth": cpu_growth,
     "endpoint_suites": endpoint_suites,
