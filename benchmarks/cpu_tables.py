@@ -17,7 +17,10 @@ def cpu_peers(result: Result) -> str:
         f"Llama-3.2-1B shape, {result['threads']} threads, medians. The machine in the "
         f"same run: reading {rates['read_gb_per_s']:.1f} GB/s, products "
         f"{rates['float32_tflops']:.2f} (float32), {rates['bfloat16_tflops']:.2f} (bfloat16) and "
-        f"{rates['int8_tops']:.2f} (int8) T(FL)OP/s."
+        f"{rates['int8_tops']:.2f} (int8) T(FL)OP/s.",
+        "Speeds in tokens/s; seconds from the start of the process to the first token; gigabytes "
+        "resident at most, with one stream and with all; the last column is what one stream reads "
+        "of its weights a second, over the bandwidth at that time.",
     ]
     for context in dict.fromkeys(row["context"] for row in result["rows"]):
         rows = [row for row in result["rows"] if row["context"] == context]
@@ -61,10 +64,7 @@ def _is_disturbed(row: Result) -> bool:
 def _peers_at(context: int, rows: list[Result]) -> list[str]:
     streams = list(rows[0]["decode_tokens_per_s"])
     lines = [
-        f"**{context:,} tokens of context**; tokens/s; seconds from the start of the process to "
-        "the first token; gigabytes resident at most, with one stream and with "
-        f"{streams[-1]}; the last column is what one stream reads of its weights a second, "
-        "over the bandwidth at that time:",
+        f"**{context:,} tokens of context**:",
         "",
         "| engine, weights | prefill | "
         + " | ".join(f"decode, {n}" for n in streams)

@@ -140,15 +140,17 @@ def quantization_choice(serving: Result) -> str:
         if any(cells):
             shown.add(label)
             lines.append(f"| {name} | {' | '.join(cells)} |")
-    before = (
-        f"Loss: {quality['model']}, {quality['tokens']:,} held-out tokens ({quality_file}.json), "
-        "in float32 arithmetic, with activations rounded for FP8 and INT8 alone. GPU: tokens/s of "
-        "an 8B by answers at a time, prompts of 1,950 tokens included, which may round activations "
-        "to FP8, keys and values in FP8, and how many KV blocks fit. CPU: decode of a 1B by "
-        f"answers at a time, {cpu['threads']} cores ({', '.join(cpu['hardware']['instructions'])}; "
-        "cpu_weights.json; with AMX: cpu.md). Empty: not measured.\n"
-    )
-    return "\n".join([before, *lines])
+    before = [
+        "Columns (empty: not measured):",
+        "",
+        f"- perplexity, cosine, same top-1: {quality['model']}, {quality['tokens']:,} held-out "
+        "tokens, in float32 arithmetic, with activations rounded for FP8 and INT8 alone;",
+        "- GPU: tokens/s of an 8B by answers at a time, prompts of 1,950 tokens included, which "
+        "may round activations to FP8; keys and values in FP8; how many KV blocks fit;",
+        f"- CPU: decode of a 1B by answers at a time, {cpu['threads']} cores (with AMX: cpu.md).",
+        "",
+    ]
+    return "\n".join([*before, *lines])
 
 
 def _result(name: str) -> Result:

@@ -308,7 +308,8 @@ def make(name: str, up: str) -> str:
     results = {file: _read(RESULTS / f"{file}.json") for file in FILES.get(name, (name,))}
     first, *_ = results.values()
     own = {file: found for file, found in results.items() if "source" not in found}  # not others'
-    origin = " ".join(source(file, found, up) for file, found in own.items())
+    sources = [source(file, found, up) for file, found in own.items()]
+    origin = sources[0] if len(sources) == 1 else "\n".join(f"- {each}" for each in sources)
     return f"{origin}\n\n{TABLES[name](first)}\n\n{commands(own.values())}"
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from quire.kernels.byte_operands import ByteWeight
 
-_STEP = 32  # groups are multiples of it
+GROUP_STEP = 32  # groups are multiples of it
 CHUNK = 256  # columns that a GPU reads at a time
 
 
@@ -110,7 +110,7 @@ class GroupedBytes(WeightFormat):
 
     def fits(self, n: int, k: int) -> bool:
         """See `WeightFormat`."""
-        return self.spec.group % _STEP == 0 and super().fits(n, k)
+        return self.spec.group % GROUP_STEP == 0 and super().fits(n, k)
 
     def row_bytes(self, k: int) -> int:
         """See `WeightFormat`: as a GPU has them, with scales in float16 and one of the row."""
