@@ -40,6 +40,7 @@ from gpu_tables import (
     gpu_weights_bytes,
     gpu_weights_w8a16,
 )
+from markdown_table import markdown_table
 from quantization_tables import (
     quantization_choice,
     quantization_methods,
@@ -79,46 +80,42 @@ class TableError(Exception):
 def prefix_caching(result: Result) -> str:
     """Hit rate and time to first token, caching on and off."""
     on, off = result["rows"]
-    lines = [
-        f"{result['prompts']} voice-bot prompts of {result['input_len']:,} tokens that share "
-        f"{result['shared_len']:,}, bundled model:",
-        "",
-        "| | caching on | off | off / on |",
-        "|---|---|---|---|",
-    ]
+    rows = []
     for key, name in (
         ("one_by_one_ttft_ms", "TTFT p50, one after the other, ms"),
         ("together_ttft_p50_ms", "TTFT p50, all at once, ms"),
     ):
         ratio = result["off_over_on"][key]
-        lines.append(f"| {name} | {on[key]:,.0f} | {off[key]:,.0f} | {ratio:.1f} |")
+        rows.append([name, f"{on[key]:,.0f}", f"{off[key]:,.0f}", f"{ratio:.1f}"])
     for key, name in (
         ("one_by_one_hit_rate", "hit rate of full blocks looked up, one after the other"),
         ("together_hit_rate", "the same, all at once"),
         ("together_share_of_prompt_tokens", "hits over all prompt tokens, all at once"),
     ):
-        lines.append(f"| {name} | {on[key]:.1%} | | |")
-    return "\n".join(lines)
+        rows.append([name, f"{on[key]:.1%}", "", ""])
+    caption = (
+        f"{result['prompts']} voice-bot prompts of {result['input_len']:,} tokens that share "
+        f"{result['shared_len']:,}, bundled model:"
+    )
+    return markdown_table(["", "caching on", "off", "off / on"], rows, caption)
 
 
 def faults(result: Result) -> str:
     """Table of the bystanders' answers, by fault."""
     how = f" ({result['circumstances']})" if "circumstances" in result else ""
-    lines = [
-        f"{result['streams']} greedy streams of {result['tokens_per_answer']} tokens{how}:",
-        "",
-        "| fault | answers identical | p99 ITL, ms | of quiet | longest gap, s | 5xx to others "
-        "| blocks leaked | fds, threads, tasks |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    head = ["fault", "answers identical", "p99 ITL, ms", "of quiet", "longest gap, s"]
+    head += ["5xx to others", "blocks leaked", "fds, threads, tasks"]
+    rows = []
     for row in result["rows"]:
         leaked, same = row["leaked"], "all" if row["identical"] else "**no**"
         cells = [row["what"], f"{same} {row['answers']}", f"{row['p99_itl_ms']:.1f}"]
         cells += [f"{row['p99_ratio']:.2f}", f"{row['longest_gap_seconds']:.2f}"]
         cells += [str(row["5xx_to_others"]), str(row["leaked_blocks"])]
-        cells.append(", ".join(f"{leaked[kind]:+d}" for kind in ("fds", "threads", "tasks")))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(
+            [*cells, ", ".join(f"{leaked[kind]:+d}" for kind in ("fds", "threads", "tasks"))]
+        )
+    caption = f"{result['streams']} greedy streams of {result['tokens_per_answer']} tokens{how}:"
+    return markdown_table(head, rows, caption)
 
 
 def overload(result: Result) -> str:
@@ -137,7 +134,7 @@ def overload(result: Result) -> str:
         "accepted / completed": f"{result['accepted']:,} / {result['accepted_and_whole']:,}",
         "time to a whole answer, p99, s": f"{result['accepted_p99_seconds']:.2f}",
     }
-    return _two_columns(rows)
+    return markdown_table(["", ""], rows.items())
 
 
 def soak(result: Result) -> str:
@@ -156,18 +153,12 @@ def soak(result: Result) -> str:
         ),
         "unexplained answers": f"{len(result['unexplained'])}",
     }
-    return _two_columns(rows)
+    return markdown_table(["", ""], rows.items())
 
 
 def server_overhead(result: Result) -> str:
     """Requests per core-second of the API process, beside bare stacks."""
-    lines = [
-        f"Per second of processor time, {result['connections']} connections, medians of "
-        f"{result['rounds']} rounds in turns and of their ratios:",
-        "",
-        "| | Quire's API process | raw ASGI | ratio | starlette, msgspec | ratio | the engine |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for row, (unit, name) in zip(
         result["rows"],
         (("requests", "requests of 15 tokens"), ("tokens", "streamed tokens")),
@@ -177,31 +168,29 @@ def server_overhead(result: Result) -> str:
         cells = [name, f"{servers['quire'][key]:,.0f}"]
         for stack in ("raw", "starlette"):
             cells += [f"{servers[stack][key]:,.0f}", f"{row['ratios'][stack]:.2f}"]
-        cells.append(f"{servers['quire'][f'{unit}_per_engine_core_second']:,.0f}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([*cells, f"{servers['quire'][f'{unit}_per_engine_core_second']:,.0f}"])
+    head = ["", "Quire's API process", "raw ASGI", "ratio", "starlette, msgspec", "ratio"]
+    caption = (
+        f"Per second of processor time, {result['connections']} connections, medians of "
+        f"{result['rounds']} rounds in turns and of their ratios:"
+    )
+    return markdown_table([*head, "the engine"], rows, caption)
 
 
 def server_profile(result: Result) -> str:
     """The dearest functions of the API process."""
-    lines = ["What remains, by own time of the event loop's thread:", ""]
-    lines += ["| whole requests | share | streams | share |", "|---|---|---|---|"]
-    for pair in zip(*result["profiles"], strict=True):
-        cells = [cell for name, share in pair for cell in (f"`{name}`", f"{share:.1%}")]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _two_columns(rows: dict[str, str]) -> str:
-    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {rows[key]} |" for key in rows)])
+    rows = [
+        [cell for name, share in pair for cell in (f"`{name}`", f"{share:.1%}")]
+        for pair in zip(*result["profiles"], strict=True)
+    ]
+    caption = "What remains, by own time of the event loop's thread:"
+    return markdown_table(["whole requests", "share", "streams", "share"], rows, caption)
 
 
 def api_fuzz(result: Result) -> str:
     """Table of the servers' answers to generated requests."""
-    lines = [
-        "| server | requests | valid ones | 2xx | 408 | other 4xx | 503 | other 5xx | failed |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    head = ["server", "requests", "valid ones", "2xx", "408", "other 4xx", "503", "other 5xx"]
+    rows = []
     for row in result["rows"]:
         seen = {int(k.split()[1]): n for k, n in row["seen"].items() if k.startswith("status ")}
         of = {
@@ -212,24 +201,20 @@ def api_fuzz(result: Result) -> str:
             row["cases"]["generated"], row["seen"]["positive"], of[2], late, of[4] - late,
             unavailable, of[5] - unavailable, row["cases"].get("unique_failures", 0),
         )  # fmt: skip
-        lines.append(f"| {row['model']} | " + " | ".join(f"{n:,}" for n in figures) + " |")
-    return "\n".join(lines)
+        rows.append([row["model"], *(f"{n:,}" for n in figures)])
+    return markdown_table([*head, "failed"], rows)
 
 
 def gguf_quality(result: Result) -> str:
     """Table of the loss of GGUF files, and of their conversion."""
-    lines = [
-        f"quire-tiny, {result['tokens']:,} held-out tokens; mean KL:",
-        "",
-        "| file | file | INT8, INT4 for Q4_0 | same top-1 | in all | `int4` | in all |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    head = ["file", "file", "INT8, INT4 for Q4_0", "same top-1", "in all", "`int4`", "in all"]
+    rows = []
     for row in result["rows"]:
         cells = [row["file"], f"{row['of_file']['mean_kl']:.4f}"]
         cells += [f"{row['none']['mean_kl']:.4f}", f"{row['none']['same_top_1']:.1%}"]
         cells += [f"{row[key]['mean_kl']:.4f}" for key in ("none_in_all", "int4", "int4_in_all")]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown_table(head, rows, f"quire-tiny, {result['tokens']:,} held-out tokens; mean KL:")
 
 
 TABLES: dict[str, Callable[[Result], str]] = {
