@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from markdown_table import markdown_table
-from record import TRACKED
+from record import tracked
 
 Result = dict[str, Any]
 
@@ -104,12 +103,7 @@ def quantization_peers(result: Result) -> str:
 
 def quantization_choice(serving: Result) -> str:
     """Quality, memory and speed of weights side by side. serving: an 8B's on a GPU, by label."""
-    quality_file = next(
-        name
-        for name in ("quantization_trained", "quantization_methods")
-        if (TRACKED / f"{name}.json").is_file()
-    )
-    quality, cpu = _result(quality_file), _result("cpu_weights")
+    quality, cpu = tracked("quantization_trained"), tracked("cpu_weights")
     losses = {row["what"]: row for row in quality["rows"]}
     on_gpu = {(row["label"], row["level"]): row["tok_s"] for row in serving["levels"]}
     starts = {row["label"]: row["num_blocks"] for row in serving["starts"]}
@@ -141,11 +135,6 @@ def quantization_choice(serving: Result) -> str:
         f"- CPU: decode of a 1B by answers at a time, {cpu['threads']} cores (with AMX: cpu.md).",
     ]
     return markdown_table(head, rows, "\n".join(columns))
-
-
-def _result(name: str) -> Result:
-    found: Result = json.loads((TRACKED / f"{name}.json").read_text())
-    return found
 
 
 def _loss(row: Result | None) -> tuple[str, str, str]:

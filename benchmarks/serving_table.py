@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 from markdown_table import markdown_table
+from record import tracked
 from workloads.peer_figures import ratios, vllm_figures
 from workloads.plan import WORKLOADS, Workload
 
-RESULTS = Path(__file__).parent / "results"
 SERVED, FIRST = "gpu_serving_server", "gpu_first_start"  # files: of levels, of first starts
 
 VARIED_TIMES = "ttft_p50", "ttft_p99", "tpot_p50", "lat_p50"
@@ -54,8 +52,8 @@ def step_profile(result: Row) -> str:
 
 def serving(peer: Row) -> str:
     """One table a workload and kind of weights. peer: vLLM's result file."""
-    ours = _load(SERVED)
-    parts = [f"vLLM's figures: {peer['source']}", _starts(peer, ours, _load(FIRST))]
+    ours = tracked(SERVED)
+    parts = [f"vLLM's figures: {peer['source']}", _starts(peer, ours, tracked(FIRST))]
     for workload in WORKLOADS:
         ours_too = {r["label"] for r in ours["levels"] if r["workload"] == workload.name}
         labels = [row["label"] for row in peer["levels"] if row["workload"] == workload.name]
@@ -66,7 +64,7 @@ def serving(peer: Row) -> str:
 
 def saturated(published: Row) -> str:
     """Rates at saturation, of the engine alone. published: what others tell."""
-    ours = _load("gpu_saturated")
+    ours = tracked("gpu_saturated")
     rows = []
     for row in published["rows"]:
         name = f"saturated-{row['input_len']}-{row['output_len']}"
@@ -83,7 +81,7 @@ def saturated(published: Row) -> str:
 def varied(ours: Row) -> str:
     """Loads with varied lengths and open ones, beside what is known of vLLM. ours: gpu_varied."""
     rows = []
-    models = _load("scheduling_model")["levels"]
+    models = tracked("scheduling_model")["levels"]
     for row in ours["levels"]:
         key = row["workload"], row["label"], row["level"]
         peer, model = vllm_figures(*key), _find(models, *key)
@@ -103,14 +101,6 @@ def _varied(row: Row) -> str:
         return "-"
     rate, *times = (_number(row.get(key)) for key in ("req_s", *VARIED_TIMES))
     return f"{rate} · {times[0]} / {times[1]} · {times[2]} · {times[3]}"
-
-
-def _load(name: str) -> Row:
-    path = RESULTS / f"{name}.json"
-    if not path.is_file():
-        return {"levels": [], "starts": []}
-    found: Row = json.loads(path.read_text())
-    return found
 
 
 def _find(rows: list[Row], workload: str, label: str, level: float | None) -> Row:

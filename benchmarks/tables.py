@@ -48,11 +48,11 @@ from quantization_tables import (
     quantization_peers,
     quantization_quality,
 )
+from record import TRACKED as RESULTS
 from serving_table import saturated, serving, step_profile, varied
 from suite_tables import endpoint_suites, endpoint_suites_others
 
 ROOT = Path(__file__).parents[1]
-RESULTS = Path(__file__).parent / "results"
 DOCUMENTS = [
     "README.md",
     "docs/cpu.md",
