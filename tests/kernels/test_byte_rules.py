@@ -26,9 +26,8 @@ EACH = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 def expected(n: int, k: int, m: int) -> dict[str, float]:
     """Microseconds by the rules: rounded in blocks, or not."""
-    blocks, rows = block_config(m, n, k, SMS), byte_rows_config(m, n, k, 128, SMS, 1)
+    blocks, rows = block_config(m, n, k, SMS), byte_rows_config(m, n, k, SMS)
     assert blocks is not None
-    assert rows is not None
     return {
         "fp8_block": blocks_us(m, n, k, SMS, blocks),
         "int8_group:exact": rows_us(m, n, k, SMS, rows),

@@ -92,12 +92,11 @@ BYTES = _ByteWordsLinear()
 def many_config(x: Tensor, weight: ByteWords) -> ByteRowsConfig | None:
     """The config that dequantizes codes for each tile; None where numbers are multiplied."""
     n, device = len(weight.words), weight.words.device
-    if x.dtype != torch.bfloat16 or not 0 < len(x) <= MOST_ROWS or n % 8:
+    if x.dtype != torch.bfloat16 or not 0 < len(x) <= MOST_ROWS:
         return None
-    if not has_hopper_gpu(device):
+    if n % (8 if weight.zeros is None else 16) or not has_hopper_gpu(device):
         return None
-    num_sms, shape = workspace(device).num_sms, (len(x), n, weight.inputs)
-    return byte_rows_config(*shape, weight.group, num_sms, _tables(weight))
+    return byte_rows_config(len(x), n, weight.inputs, workspace(device).num_sms)
 
 
 def multiplies_blocks(rows: int, weight: ByteWords) -> bool:
