@@ -78,8 +78,8 @@ def _resources(cubin: bytes) -> dict[str, int]:
 
 def _serializes(cubin: bytes) -> bool:
     text = _shown(cubin, "-sass")
-    products = len(re.findall(r"\b[HQI]GMMA\.", text))
-    return products == text.count("WARPGROUP.DEPBAR.LE gsb0, 0x0")
+    mmas = len(re.findall(r"\b[HQI]GMMA\.", text))
+    return mmas == text.count("WARPGROUP.DEPBAR.LE gsb0, 0x0")
 
 
 def _shown(cubin: bytes, what: str) -> str:

@@ -98,18 +98,24 @@ def hopper_byte_rows_kernel(
         scales = ring_of(scale_desc, STAGES)
     if zero_desc is not None:
         zeros = ring_of(zero_desc, STAGES)
-    full, words_full = barriers(STAGES, 1), barriers(STAGES, 1)
+    full = barriers(STAGES, 1)
+    SEPARATE: gl.constexpr = x_desc.block_type.shape[0] == 1  # smaller blocks of x than of W
+    words_full = full  # one wait for both is quicker
+    if SEPARATE:
+        words_full = barriers(STAGES, 1)
+    x_bytes: gl.constexpr = 0 if SEPARATE else x_desc.block_type.nbytes
     descs, w_ring = (w_desc, scale_desc, zero_desc), (words, scales, zeros, words_full)
     fence_async_shared()
     for stage in gl.static_range(STAGES - 1):
-        _ask_words(descs, w_ring, row, 2 * begin, 2 * end, stage)
+        _ask_words(descs, w_ring, x_bytes, row, 2 * begin, 2 * end, stage)
     gdc_launch_dependents()
     gdc_wait()  # results of the previous kernel are read from here on
     for stage in gl.static_range(STAGES - 1):
         _ask_columns(x_desc, x_ring, full, first, begin, end, stage)
-    acc = _multiply(x_desc, descs, x_ring, w_ring, full, row, first, begin, end, CODES)
+    acc = _multiply(x_desc, descs, x_ring, w_ring, full, x_bytes, row, first, begin, end, CODES)
     invalidate(full)
-    invalidate(words_full)
+    if SEPARATE:
+        invalidate(words_full)
     complete = True
     if SPLIT > 1:
         position = tile * m_tiles + first // ROWS
@@ -121,15 +127,18 @@ def hopper_byte_rows_kernel(
 
 
 @gluon.jit
-def _ask_words(descs, w_ring, row, begin, end, step):
-    """Start to load 128 columns' words, scales and zeros, if there is such a step."""
+def _ask_words(descs, w_ring, x_bytes: gl.constexpr, row, begin, end, step):
+    """Start to load 128 columns' words, scales and zeros, if there is such a step.
+
+    x_bytes: of x to expect, too.
+    """
     w_desc, scale_desc, zero_desc = descs
     words, scales, zeros, full = w_ring
     scale_bytes: gl.constexpr = 0 if scale_desc is None else scale_desc.block_type.nbytes
     zero_bytes: gl.constexpr = 0 if zero_desc is None else zero_desc.block_type.nbytes
     slot, there, chunk = step % full.shape[0], begin + step < end, begin + step
     bar = full.index(slot)
-    mbarrier.expect(bar, w_desc.block_type.nbytes + scale_bytes + zero_bytes, pred=there)
+    mbarrier.expect(bar, w_desc.block_type.nbytes + scale_bytes + zero_bytes + x_bytes, pred=there)
     fetch_box(w_desc, [chunk, row, 0], bar, words.index(slot), there)
     if scale_desc is not None:
         GROUPS: gl.constexpr = scale_desc.block_type.shape[0]
@@ -144,15 +153,17 @@ def _ask_columns(x_desc, x_ring, full, first, begin, end, block):
     """Start to load a block of x's columns, if there is such a block in steps of 256."""
     BLOCKS: gl.constexpr = x_desc.block_type.shape[0]  # of 64 columns
     slot = block % full.shape[0]
-    there = (begin * 4 + block * BLOCKS) < end * 4
-    mbarrier.expect(full.index(slot), x_desc.block_type.nbytes, pred=there)
+    there = begin * 4 + block * BLOCKS < end * 4
+    if BLOCKS == 1:
+        mbarrier.expect(full.index(slot), x_desc.block_type.nbytes, pred=there)
     corner = [begin * 4 + block * BLOCKS, first, 0]
     fetch_box(x_desc, corner, full.index(slot), x_ring.index(slot), there)
 
 
 @gluon.jit
 def _multiply(
-    x_desc, descs, x_ring, w_ring, full, row, first, begin, end, CODES: gl.constexpr
+    x_desc, descs, x_ring, w_ring, full, x_bytes: gl.constexpr, row, first, begin, end,
+    CODES: gl.constexpr,
 ):  # fmt: skip
     """A program's steps of 256 columns of its tile: W [BLOCK_N, k] · xᵀ [k, ROWS]."""
     words_ring, scales, zeros, words_full = w_ring
@@ -162,9 +173,7 @@ def _multiply(
     ROWS: gl.constexpr = x_ring.shape[2]
     layout: gl.constexpr = sums_layout(ROWS, gl.num_warps(), gl.bfloat16)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
-    words_of = seen_as(
-        words_ring, gl.int32, [STAGES, HEIGHT, 32], gl.NVMMASharedLayout(128, 32)
-    )
+    words_of = seen_as(words_ring, gl.int32, [STAGES, HEIGHT, 32], gl.NVMMASharedLayout(128, 32))
     x_blocks = seen_as(
         x_ring, gl.bfloat16, [STAGES * BLOCKS, ROWS, 64], gl.NVMMASharedLayout(128, 16)
     )
@@ -183,7 +192,7 @@ def _multiply(
             block = 2 * step + half  # of 64 columns
             at, stage = block // BLOCKS, block // BLOCKS % STAGES
             a = _numbers(words, zero[half], scale[half], CODES, half)
-            if half % BLOCKS == 0:
+            if BLOCKS == 1:
                 mbarrier.wait(full.index(stage), at // STAGES & 1)
             x = x_blocks.index(stage * BLOCKS + half % BLOCKS).permute((1, 0))
             total = warpgroup_mma(a, x, total, is_async=True)
@@ -193,7 +202,7 @@ def _multiply(
                 # its slot is free, or nothing was there yet
                 _ask_columns(x_desc, x_ring, full, first, begin, end, at - 1 + STAGES)
             if half == 0:
-                _ask_words(descs, w_ring, row, 2 * begin, 2 * end, step - 1 + STAGES)
+                _ask_words(descs, w_ring, x_bytes, row, 2 * begin, 2 * end, step - 1 + STAGES)
     return warpgroup_mma_wait(0, deps=[total])
 
 

@@ -99,14 +99,19 @@ def many_config(x: Tensor, weight: ByteWords) -> ByteRowsConfig | None:
     return byte_rows_config(len(x), n, weight.inputs, workspace(device).num_sms)
 
 
-def multiplies_blocks(rows: int, weight: ByteWords) -> bool:
-    """Whether so many rows in bfloat16 are rounded with scales of 128 columns.
+def stays_exact(codes: str, rows: int, k: int) -> bool:
+    """Whether so many rows of x [rows, k] in bfloat16 are not rounded for weights of a byte each.
 
-    That was measured to be faster than the other ways at every size from EXACT_ROWS on.
+    INT8 is also left exact where that was measured to be faster: many rows and long ones.
     """
-    if rows <= EXACT_ROWS[weight.codes] or weight.zeros is not None or not weight.rounds:
-        return False
+    return rows <= EXACT_ROWS[codes] or (codes == "s8" and rows > 512 and k > 8192)
+
+
+def multiplies_blocks(rows: int, weight: ByteWords) -> bool:
+    """Whether so many rows in bfloat16 are rounded with scales of 128 columns."""
     n, k, device = len(weight.words), weight.inputs, weight.words.device
+    if stays_exact(weight.codes, rows, k) or weight.zeros is not None or not weight.rounds:
+        return False
     whole = weight.group == 128 and k % 128 == n % 8 == 0
     return whole and (weight.scale is not None or weight.codes == "s8") and has_hopper_gpu(device)
 
