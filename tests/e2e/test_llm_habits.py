@@ -95,19 +95,24 @@ def test_reasoning_ends_with_its_budget(llm: LLM) -> None:
         llm.generate("A list is", SamplingParams(thinking_token_budget=1), use_tqdm=False)
 
 
-@pytest.mark.parametrize("is_open", [True, False], ids=["opened", "may-be-opened"])
-def test_a_constraint_is_for_what_follows_the_reasoning_of_a_chat(llm: LLM, is_open: bool) -> None:
-    template = "{{ messages[0]['content'] }}{% if is_open %}<think>{% endif %}{# </think> #}"
+@pytest.mark.parametrize("end", ["<think>\n", "", "<think>\n\n</think>\n\n"])
+def test_a_constraint_is_for_what_follows_the_reasoning_of_a_chat(llm: LLM, end: str) -> None:
+    """end: of the prompt: what opens the reasoning, nothing, or what switches it off."""
+    template, is_open = "{{ messages[0]['content'] }}{{ end }}{# </think> #}", end == "<think>\n"
     choices = ["red", "blue shoes"]
     sampling = SamplingParams(
         temperature=0, max_tokens=40, structured_outputs={"choice": choices},
         thinking_token_budget=5,
     )  # fmt: skip
-    chat: dict[str, Any] = {"chat_template": template, "is_open": is_open, "use_tqdm": False}
+    chat: dict[str, Any] = {"chat_template": template, "end": end, "use_tqdm": False}
     (output,) = llm.chat(CHAT, sampling, **chat)
-    thought, end, answer = output.outputs[0].text.rpartition("</think>")
-    assert (bool(thought), bool(end)) == (is_open, is_open)
-    assert answer.strip() in choices
+    thought, mark, answer = output.outputs[0].text.rpartition("</think>")
+    assert (bool(thought), bool(mark)) == (is_open, is_open)
+    assert (answer.strip() if is_open else answer) in choices
+    sampling.temperature, sampling.thinking_token_budget = 1.0, None
+    if end.endswith("</think>\n\n"):
+        (output,) = llm.chat(CHAT, replace(sampling, n=9, seed=1), **chat)
+        assert {answer.text for answer in output.outputs} <= {*choices}
     sampling.structured_outputs = StructuredOutputs(json="[]")
     with pytest.raises(InvalidRequestError, match=r"^structured_outputs\.json: must be a JSON sch"):
         llm.chat(CHAT, sampling, **chat)

@@ -49,12 +49,18 @@ class ChatTokenizer(AnswerTokenizer, Protocol):
 def reasoning_config(
     reasoning: ReasoningParser | None, token_ids: Sequence[int], tokenizer: AnswerTokenizer
 ) -> ParserConfig:
-    """The parsers of the answer to a prompt without tools, whose end may have opened a thought."""
+    """The parsers of the answer to a prompt without tools.
+
+    The prompt may end with a mark of reasoning, but for white space: a template opens it, or
+    switches it off by an empty one.
+    """
     if reasoning is None:
         return ParserConfig()
     tail = b"".join(map(tokenizer.token_bytes, token_ids[-_NUM_TAIL_TOKENS:]))
-    is_open = tail.rstrip().endswith(reasoning.begin.encode())  # but for white space
-    return ParserConfig(reasoning=reasoning, in_reasoning=is_open)
+    is_open, is_past = (
+        tail.rstrip().endswith(mark.encode()) for mark in (reasoning.begin, reasoning.end)
+    )
+    return ParserConfig(reasoning=reasoning, in_reasoning=is_open, is_past_reasoning=is_past)
 
 
 def with_mark_tokens(
