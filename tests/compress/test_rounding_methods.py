@@ -203,6 +203,32 @@ def test_weights_are_corrected_for_inputs_with_errors() -> None:
 
 
 @torch.no_grad()
+def test_learned_rounding_is_for_half_corrected_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inputs of a later layer have errors, and its targets are half the way to the exact ones."""
+    seen, learn = list[tuple[list[torch.Tensor], list[torch.Tensor]]](), RoundingLearner.learn
+
+    def noted(
+        self: RoundingLearner, inputs: list[torch.Tensor], targets: list[torch.Tensor], *rest: int
+    ) -> object:
+        seen.append((inputs, targets))
+        return learn(self, inputs, targets, *rest)
+
+    monkeypatch.setattr(RoundingLearner, "learn", noted)
+    write_model(tmp_path / "base")
+    recipe = Recipe(method="autoround", group_size=32, steps=2)
+    quantize(tmp_path / "base", tmp_path / "out", recipe)
+    parts, exact = ModelParts(tmp_path / "base", CPU), seen[0][0]
+    for index, (inputs, targets) in enumerate(seen):
+        layer, run = parts.layer(index), LayerRunner(parts, index, 48)
+        own, exact = run.each(layer, inputs), run.each(layer, exact)
+        assert torch.equal(own[0], exact[0]) == (index == 0)
+        torch.testing.assert_close(targets[0], (own[0] + exact[0]) / 2)
+    assert len(seen) > 1
+
+
+@torch.no_grad()
 def test_errors_of_inputs_are_those_from_the_exact_layer(tmp_path: Path) -> None:
     write_model(tmp_path)
     parts, name = ModelParts(tmp_path, CPU), "mlp.down_proj"

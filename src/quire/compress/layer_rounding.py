@@ -22,7 +22,7 @@ from quire.compress.clipping import clipped_scales
 from quire.compress.float_grid import FloatGrid
 from quire.compress.foldings import Folding, foldings
 from quire.compress.hessian_rounding import HessianRounding
-from quire.compress.input_errors import corrected
+from quire.compress.input_errors import corrected, corrected_targets
 from quire.compress.input_statistics import ExactLayer, InputStatistics, input_statistics
 from quire.compress.integer_grid import IntegerGrid
 from quire.compress.layer_stream import LayerRunner
@@ -109,12 +109,13 @@ class LayerRounding:
     def _learn(
         self,
         inputs: list[Tensor],
-        targets: list[Tensor],
+        exact: list[Tensor],
         names: list[str],
         known: dict[str, InputStatistics],
     ) -> Coded:
         """Learn all roundings together. known: statistics, where they are known already."""
         known = known or input_statistics(self._layer, self._run, inputs, names)
+        targets = corrected_targets(self._run.each(self._layer, inputs), exact)
         grid, steps, seed = grid_of(self._layout), self._recipe.steps, self._recipe.seed
         scales = {
             name: clipped_scales(weight_of(self._linears[name]), known[name].hessian, grid)
