@@ -172,7 +172,10 @@ def test_what_is_done_anyway_needs_no_warning(option: dict[str, Any]) -> None:
         ({"n_ctx": 1, "max_model_len": 2}, "^n_ctx and max_model_len are one setting"),
         ({"served_model_name": ["a", "a"]}, "^served_model_name is 'a,a', which has a name twice"),
         ({"max_model_length": 1}, "did you mean 'max_model_len'"),
-        ({"ctx_len": 1}, "^unknown setting 'ctx_len'; known: model,"),  # and not block_size
+        (
+            {"ctx_len": 1},
+            "^unknown setting 'ctx_len'; leave it out; `quire serve",
+        ),  # and not block_size
     ],
 )
 def test_what_is_not_there_is_refused_by_name(options: dict[str, Any], text: str) -> None:

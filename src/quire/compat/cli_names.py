@@ -33,6 +33,7 @@ CLI_NAMES: tuple[ForeignName, ...] = (
          "-jf"),
     no_effect("show_timings", _L, _PLAIN, arity="switch"),
     no_effect("stats", _V, _PLAIN, arity="switch"),
+    no_effect("output_tmp_dir", _V, "answers are written to their file at once"),
     no_effect("nowordwrap", _O, _PLAIN, arity="switch"),
     only("prompt", _L, (), "this command has no prompts as options",
          "use `quire chat MODEL TEXT` for one answer, --prefill N of `quire profile` for speed, "

@@ -99,8 +99,11 @@ _NO_FIELD = "leave it out: it is None for models that read only text"
 _STATS = "use an AsyncEngine, which has stats and metrics"
 
 _OF_TOKENIZERS = """
-    add_special_tokens add_tokens all_special_tokens batch_encode_plus encode_plus from_pretrained
-    name_or_path pad save_pretrained special_tokens_map tokenize unk_token unk_token_id
+    add_special_tokens add_tokens added_tokens_decoder added_tokens_encoder all_special_tokens
+    backend_tokenizer batch_encode_plus convert_tokens_to_string encode_plus from_pretrained
+    get_added_vocab get_chat_template get_special_tokens_mask is_fast model_input_names name_or_path
+    num_special_tokens_to_add pad push_to_hub save_pretrained save_vocabulary special_tokens_map
+    tokenize train_new_from_iterator unk_token unk_token_id
 """
 
 _MODELS = ("LLM", "LLMEngine", "AsyncLLM", "AsyncEngine")
