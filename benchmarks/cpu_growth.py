@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cpu_limits import WEIGHT_BYTES
 from peers.bench import SHAPE, Answer, Bench, add_options
 from peers.disturbance import busy_seconds
 from peers.install import PeerCache
@@ -27,8 +28,6 @@ from record import RECORDS, RESULTS, earlier_rows, require, save
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "cpu-growth.png"
 SHORT = 128  # tokens of context of many streams
-# bytes of a weight as it is read; int4 has a float16 scale for each 32
-BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 2 / 32}
 # the rate of matmuls that bounds each weight format
 RATE = {
     "float32": "float32_tflops",
@@ -97,7 +96,7 @@ class Work:
 def measure(bench: Bench, row: Row, args: argparse.Namespace) -> Answer:
     """All figures of one weight format, and the machine's rates at that time."""
     rates, busy, begin = bench.rates(), busy_seconds(), time.monotonic()
-    work = Work(json.loads((SHAPE / "config.json").read_text()), BYTES[row.weights])
+    work = Work(json.loads((SHAPE / "config.json").read_text()), WEIGHT_BYTES[row.weights])
     return {
         "weights": row.weights,
         "rates": rates,

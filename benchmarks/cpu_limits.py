@@ -26,6 +26,8 @@ INSTRUCTIONS = {
     "amx_bf16_gflops": ("amx_bf16", 16384, "tdpbf16ps %%tmm6, %%tmm7, %%tmm{0}"),
     "amx_int8_gops": ("amx_int8", 32768, "tdpbssd %%tmm6, %%tmm7, %%tmm{0}"),
 }
+# bytes of a weight as it is read; int4 has a float16 scale for each 32
+WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 2 / 32}
 BEST_OF = {  # what a matmul with a weight format may use
     "float32": ("avx2_gflops", "avx512_gflops"),
     "bfloat16": ("avx2_gflops", "avx512_gflops", "avx512_bf16_gflops", "amx_bf16_gflops"),

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from cpu_limits import BEST_OF, operation_rates, read_bandwidth
+from cpu_limits import BEST_OF, WEIGHT_BYTES, operation_rates, read_bandwidth
 from record import save
 from rich.console import Console
 from rich.table import Table
@@ -51,7 +51,6 @@ SETS = {  # those that multiply a fmt in a kernel of their own
     "int8": ("avx2", "avx2_vnni", "avx512", "avx512_vnni", "amx"),
     "int4": ("avx2", "avx2_vnni", "avx512", "avx512_vnni", "amx"),
 }
-BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 2 / 32}  # of a weight
 GROUP = 32  # numbers that share a scale in four bits
 WARM_UP = 0.01  # seconds, in which threads of the last kernel stop waiting for more on their core
 MOST_LOGITS = 64  # rows of the head's matmul: a prompt needs it for its last token alone
@@ -138,7 +137,7 @@ def measure(
 ) -> list[dict[str, Any]]:
     """One shape in one weight format, at each number of rows."""
     n, k = SHAPES[name]
-    size, dtype = n * k * BYTES[fmt], torch.float32 if fmt == "float32" else torch.bfloat16
+    size, dtype = n * k * WEIGHT_BYTES[fmt], torch.float32 if fmt == "float32" else torch.bfloat16
     torch.manual_seed(0)
     first = torch.randn(n, k).div_(k**0.5).to(dtype)
     copies = [first.clone() for _ in range(int(_cache_bytes() / size) + 2)]

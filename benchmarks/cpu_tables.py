@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from markdown_table import markdown_table
 from peers.disturbance import is_disturbed
 from peers.worker import ENGINES
 
@@ -17,11 +18,14 @@ def cpu_peers(result: Result) -> str:
         f"Llama-3.2-1B shape, {result['threads']} threads, medians. The machine in the "
         f"same run: reading {rates['read_gb_per_s']:.1f} GB/s, products "
         f"{rates['float32_tflops']:.2f} (float32), {rates['bfloat16_tflops']:.2f} (bfloat16) and "
-        f"{rates['int8_tops']:.2f} (int8) T(FL)OP/s."
+        f"{rates['int8_tops']:.2f} (int8) T(FL)OP/s.",
+        "Speeds in tokens/s; seconds from the start of the process to the first token; gigabytes "
+        "resident at most, with one stream and with all; the last column is what one stream reads "
+        "of its weights a second, over the bandwidth at that time.",
     ]
     for context in dict.fromkeys(row["context"] for row in result["rows"]):
         rows = [row for row in result["rows"] if row["context"] == context]
-        parts += ["\n".join(_peers_at(context, rows)), _behind(rows)]
+        parts += [_peers_at(context, rows), _behind(rows)]
     versions = dict.fromkeys((row["engine"], row["version"]) for row in result["rows"])
     shown = ", ".join(f"{ENGINES[engine]} {version}" for engine, version in versions)
     disturbed = [row["others_cores"] for row in result["rows"] if _is_disturbed(row)]
@@ -35,22 +39,23 @@ def cpu_peers_brief(result: Result) -> str:
     context = result["rows"][0]["context"]
     rows = [row for row in result["rows"] if row["context"] == context]
     one, *_, most = rows[0]["decode_tokens_per_s"]
-    lines = [
-        f"Llama-3.2-1B shape, {context:,} tokens of context, {result['threads']} threads; prompts "
-        f"and decodes of {one} and {most} streams in tokens/s, memory at most:",
-        "",
-        f"| engine, weights | prompts | decode, {one} | decode, {most} | first token, s | GB |",
-        "|---|---|---|---|---|---|",
-    ]
+    found = []
     for row in rows:
         rates = row["prefill_tokens_per_s"], *(row["decode_tokens_per_s"][n] for n in (one, most))
         name = f"{ENGINES[row['engine']]} {row['weights']}{' *' if _is_disturbed(row) else ''}"
         cells = [name, *(f"{rate:,.1f}" for rate in rates)]
-        cells += [f"{row['first_token_s']:.1f}", f"{row['peak_gb']:.2f}"]
-        lines.append(f"| {' | '.join(cells)} |")
+        found.append([*cells, f"{row['first_token_s']:.1f}", f"{row['peak_gb']:.2f}"])
+    caption = (
+        f"Llama-3.2-1B shape, {context:,} tokens of context, {result['threads']} threads; prompts "
+        f"and decodes of {one} and {most} streams in tokens/s, memory at most:"
+    )
+    head = [
+        "engine, weights", "prompts", f"decode, {one}", f"decode, {most}", "first token, s", "GB",
+    ]  # fmt: skip
+    table = markdown_table(head, found, caption)
     if any(map(_is_disturbed, rows)):
-        lines += ["", "\\* disturbed: others kept cores busy beside it."]
-    return "\n".join(lines)
+        table += "\n\n\\* disturbed: others kept cores busy beside it."
+    return table
 
 
 def _is_disturbed(row: Result) -> bool:
@@ -58,19 +63,8 @@ def _is_disturbed(row: Result) -> bool:
     return found
 
 
-def _peers_at(context: int, rows: list[Result]) -> list[str]:
-    streams = list(rows[0]["decode_tokens_per_s"])
-    lines = [
-        f"**{context:,} tokens of context**; tokens/s; seconds from the start of the process to "
-        "the first token; gigabytes resident at most, with one stream and with "
-        f"{streams[-1]}; the last column is what one stream reads of its weights a second, "
-        "over the bandwidth at that time:",
-        "",
-        "| engine, weights | prefill | "
-        + " | ".join(f"decode, {n}" for n in streams)
-        + " | first token, s | GB | GB, all streams | of the bandwidth |",
-        f"|---|{'---|' * (len(streams) + 5)}",
-    ]
+def _peers_at(context: int, rows: list[Result]) -> str:
+    streams, found = list(rows[0]["decode_tokens_per_s"]), []
     best = {n: max(row["decode_tokens_per_s"][n] for row in rows) for n in streams}
     fastest = max(row["prefill_tokens_per_s"] for row in rows)
     for row in rows:
@@ -80,9 +74,10 @@ def _peers_at(context: int, rows: list[Result]) -> list[str]:
         rest = [f"{row['first_token_s']:.1f}", f"{row['peak_gb']:.2f}"]
         rest += [f"{row['peak_gb_all_streams']:.2f}", share]
         mark = " *" if _is_disturbed(row) else ""
-        cells = [f"{ENGINES[row['engine']]} {row['weights']}{mark}", *speeds, *rest]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        found.append([f"{ENGINES[row['engine']]} {row['weights']}{mark}", *speeds, *rest])
+    head = ["engine, weights", "prefill", *(f"decode, {n}" for n in streams)]
+    head += ["first token, s", "GB", "GB, all streams", "of the bandwidth"]
+    return markdown_table(head, found, f"**{context:,} tokens of context**:")
 
 
 def _behind(rows: list[Result]) -> str:
@@ -123,51 +118,47 @@ def _figure(value: float, best: float) -> str:
 def cpu_growth(result: Result) -> str:
     """Speed by streams, by context and by length of prompts, each beside its floor; memory."""
     rows = result["rows"]
-    streams = [f"{row['weights']} | floor" for row in rows]
-    lines = [
-        "Decoding, tokens/s, by streams of 128 tokens of context each:",
-        "",
-        f"| streams | {' | '.join(streams)} |",
-        f"|---|{'---|' * (2 * len(rows))}",
+    by_streams = [
+        [same[0]["streams"]]
+        + [f"{at[key]:.1f}" for at in same for key in ("tokens_per_s", "floor_tokens_per_s")]
+        for same in zip(*(row["by_streams"] for row in rows), strict=True)
     ]
-    for same in zip(*(row["by_streams"] for row in rows), strict=True):
-        figures = [f"{at['tokens_per_s']:.1f} | {at['floor_tokens_per_s']:.1f}" for at in same]
-        lines.append(f"| {same[0]['streams']} | {' | '.join(figures)} |")
-    lines += [
-        "",
-        "Prompts and one stream, by context; floors in brackets. Memory: resident at most, beside "
-        "the weights as they are read and the KV cache that this run was given:",
-        "",
-        "| weights | context | prompt, s | decode step, ms | resident, GB | weights + KV, GB |",
-        "|---|---|---|---|---|---|",
-    ]
+    by_context = []
     for row in rows:
         for at in row["by_context"]:
             cells = [row["weights"], f"{at['context']:,}"]
             cells.append(f"{at['prefill_s']:.2f} ({at['prefill_floor_s']:.2f})")
             cells.append(f"{at['decode_s'] * 1e3:.0f} ({at['decode_floor_s'] * 1e3:.0f})")
             cells += [f"{at['peak_gb']:.2f}", f"{at['weights_gb'] + at['kv_gb']:.2f}"]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            by_context.append(cells)
+    streams = markdown_table(
+        ["streams", *(name for row in rows for name in (row["weights"], "floor"))],
+        by_streams,
+        "Decoding, tokens/s, by streams of 128 tokens of context each:",
+    )
+    contexts = markdown_table(
+        ["weights", "context", "prompt, s", "decode step, ms", "resident, GB", "weights + KV, GB"],
+        by_context,
+        "Prompts and one stream, by context; floors in brackets. Memory: resident at most, beside "
+        "the weights as they are read and the KV cache that this run was given:",
+    )
+    return f"{streams}\n\n{contexts}"
 
 
 def cpu_attention(result: Result) -> str:
     """A layer's attention: compiled beside PyTorch's and the floor."""
-    lines = [
-        f"Attention of one layer, bfloat16 keys and values, {result['threads']} threads, ms:",
-        "",
-        "| heads of | | compiled | PyTorch | times as fast | of the floor |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for row in result["rows"]:
         what = f"{row['tokens']:,} tokens"
         what = f"decode, {row['batch']} x {what}" if row["decodes"] else f"prompt, {what}"
         ours, theirs, floor = (row[f"{path}_us"] / 1e3 for path in ("compiled", "torch", "floor"))
-        lines.append(
-            f"| {row['model']} | {what} | {ours:.2f} | {theirs:.2f} | {theirs / ours:.1f} | "
-            f"{floor / ours:.0%} |"
-        )
-    return "\n".join(lines)
+        cells = [row["model"], what, f"{ours:.2f}", f"{theirs:.2f}", f"{theirs / ours:.1f}"]
+        rows.append([*cells, f"{floor / ours:.0%}"])
+    return markdown_table(
+        ["heads of", "", "compiled", "PyTorch", "times as fast", "of the floor"],
+        rows,
+        f"Attention of one layer, bfloat16 keys and values, {result['threads']} threads, ms:",
+    )
 
 
 def cpu_linear(result: Result) -> str:
@@ -179,23 +170,20 @@ def cpu_linear(result: Result) -> str:
         if not name.startswith("read")
     )
     formats = list(dict.fromkeys(row["weights"] for row in result["rows"]))
-    lines = [
+    caption = (
         f"Linear layers of Llama-3.2-1B, {result['threads']} threads, ms: ours, the best of "
         "PyTorch's kernels, and how much of the time ours would take at the machine's limits. "
-        f"These are: reading {limits['read_gb_per_s']:.1f} GB/s; T(FL)OP/s in registers: {rates}.",
-        "",
-        f"| layer | rows | {' | '.join(f'{fmt} | theirs | of the floor' for fmt in formats)} |",
-        f"|---|---|{'---|' * (3 * len(formats))}",
-    ]
+        f"These are: reading {limits['read_gb_per_s']:.1f} GB/s; T(FL)OP/s in registers: {rates}."
+    )
     found: dict[tuple[str, int], dict[str, list[Result]]] = {}
     for row in result["rows"]:
         found.setdefault((row["layer"], row["rows"]), {}).setdefault(row["weights"], []).append(row)
-    for (layer, count), by_format in found.items():
-        cells = [layer, str(count)]
-        for fmt in formats:
-            cells += _beside(by_format.get(fmt, []))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = [
+        [layer, count, *(cell for fmt in formats for cell in _beside(by_format.get(fmt, [])))]
+        for (layer, count), by_format in found.items()
+    ]
+    head = [name for fmt in formats for name in (fmt, "theirs", "of the floor")]
+    return markdown_table(["layer", "rows", *head], rows, caption)
 
 
 def _beside(rows: list[Result]) -> list[str]:
@@ -212,18 +200,16 @@ def _beside(rows: list[Result]) -> list[str]:
 def cpu_start(result: Result) -> str:
     """Seconds by phase, and memory beside what was planned."""
     phases = ("imports", "weights", "tuning", "first step")
-    lines = [
-        f"Llama-3.2-1B shape, {result['threads']} threads, files in the page cache; seconds since "
-        "the process began, of which these; GB resident at most, beside weights and KV cache:",
-        "",
-        f"| weights | start | first token, s | {' | '.join(phases)} | GB | weights + KV |",
-        f"|---|---|---|{'---|' * (len(phases) + 2)}",
-    ]
+    rows = []
     for row in result["rows"]:
         cells = [row["weights"], row["start"], f"{row['first_token_s']:.2f}"]
         taken = row.get("phases", {})  # a command tells none
         cells += [f"{taken[phase]:.2f}" if phase in taken else "" for phase in phases]
         planned = f"{row['weights_gb'] + row['kv_gb']:.2f}" if taken else ""
-        cells += [f"{row['peak_gb']:.2f}", planned]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([*cells, f"{row['peak_gb']:.2f}", planned])
+    return markdown_table(
+        ["weights", "start", "first token, s", *phases, "GB", "weights + KV"],
+        rows,
+        f"Llama-3.2-1B shape, {result['threads']} threads, files in the page cache; seconds since "
+        "the process began, of which these; GB resident at most, beside weights and KV cache:",
+    )

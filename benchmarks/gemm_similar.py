@@ -13,7 +13,6 @@ docs/decisions/gemm-configs.md.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
 from collections import defaultdict
@@ -53,7 +52,7 @@ class Loss(NamedTuple):
 
 def timings() -> dict[tuple[int, int, int], list[Timing]]:
     """Timings by itemsize, n and k."""
-    given = json.loads((record.TRACKED / "gemm_timings.json").read_text())
+    given = record.tracked("gemm_timings")
     configs = [config_from(fields) for fields in given["configs"]]
     found = defaultdict(list)
     for itemsize, n, k, m, best_us, library_us, indices, slower, *rest in given["rows"]:

@@ -21,12 +21,11 @@ import numpy as np
 
 from quire.array_types import Bytes, Singles
 from quire.gguf.architectures import ARCHITECTURES
-from quire.gguf.block_types import BLOCK_TYPES, BlockType
+from quire.gguf.block_types import BLOCK_TYPES, TYPES_BY_NAME, BlockType
 from quire.gguf.tensor_names import model_name
 from quire.models.checkpoints.checkpoint import Checkpoint
 
 _NUMBERS = {name.name: number for number, name in BLOCK_TYPES.items()}
-_KINDS = {each.name: each for each in BLOCK_TYPES.values()}
 _ALIGNMENT = 32
 
 
@@ -43,7 +42,7 @@ def header_bytes(
     for name, (kind, shape) in tensors.items():
         dims = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
         parts += [_text(name), dims, struct.pack("<IQ", _NUMBERS[kind], offset)]
-        size = _KINDS[kind].row_bytes(shape[-1]) * int(np.prod(shape[:-1], initial=1))
+        size = TYPES_BY_NAME[kind].row_bytes(shape[-1]) * int(np.prod(shape[:-1], initial=1))
         offset += -(-size // _ALIGNMENT) * _ALIGNMENT
     header = b"".join(parts)
     return header + bytes(-len(header) % _ALIGNMENT)
@@ -95,7 +94,7 @@ def _typed(value: Any) -> tuple[int, bytes]:
 
 def encode(kind: str, numbers: Singles) -> Bytes:
     """Numbers [N, K] as rows of blocks, uint8 [N, bytes]."""
-    blocks = np.ascontiguousarray(numbers, np.float32).reshape(-1, _KINDS[kind].items)
+    blocks = np.ascontiguousarray(numbers, np.float32).reshape(-1, TYPES_BY_NAME[kind].items)
     return _ENCODERS[kind](blocks).reshape(*numbers.shape[:-1], -1)
 
 
@@ -251,7 +250,7 @@ def _name(config: Mapping[str, Any]) -> str:
 
 def _that_fits(kind: str, numbers: Singles) -> str:
     """The type, or what llama.cpp takes in its place where rows are no whole blocks."""
-    found: BlockType = _KINDS[kind]
+    found: BlockType = TYPES_BY_NAME[kind]
     if numbers.shape[-1] % found.items == 0:
         return kind
     return "Q8_0" if numbers.shape[-1] % 32 == 0 else "F16"
@@ -384,6 +383,6 @@ def _tokenizer(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (3, 4) or sys.argv[3:] not in ([], *([kind] for kind in _KINDS)):
-        sys.exit(f"python gguf_files.py CHECKPOINT FILE [TYPE]; types: {', '.join(_KINDS)}")
+    if len(sys.argv) not in (3, 4) or sys.argv[3:] not in ([], *([kind] for kind in TYPES_BY_NAME)):
+        sys.exit(f"python gguf_files.py CHECKPOINT FILE [TYPE]; types: {', '.join(TYPES_BY_NAME)}")
     write_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), *(sys.argv[3:] or ["Q8_0"]))

@@ -104,11 +104,10 @@ def compile_rows(n: int, k: int, group: int, codes: str, config: ByteRowsConfig)
     torch.cuda.synchronize()
 
 
-def rows_worth(m: int, n: int, k: int, group: int) -> list[ByteRowsConfig]:
+def rows_worth(m: int, n: int, k: int) -> list[ByteRowsConfig]:
     """Configs of many rows in bfloat16 that may be the best, the rule's first."""
     num_sms = workspace(torch.device(DEVICE, 0)).num_sms
-    given = byte_rows_configs(m, n, k, group or 128, tables_of(group))
-    us = {each: rows_us(m, n, k, num_sms, each) for each in given}
+    us = {each: rows_us(m, n, k, num_sms, each) for each in byte_rows_configs(m, n, k)}
     return sorted(us, key=lambda each: us[each])[:5] if m > 64 else []
 
 
@@ -133,7 +132,7 @@ def measure(
     rule = configs_of(m, n, k, group, [])[0]
     rule_us = next((row["us"] for row in found if row["config"] == asdict(rule)), None)
     many = time_configs(
-        rows_worth(m, n, k, group),
+        rows_worth(m, n, k),
         lambda config: [lambda w=w: multiply_byte_rows(x, w, None, config) for w in weights],
         expected,
         f"rows {name}",
@@ -229,7 +228,7 @@ def main() -> None:
     precompile(compile_block, list(each), args.workers, budget)
     shapes = itertools.product(SHAPES, args.rows)
     of_rows = {(n, k, args.group, args.codes, config) for (n, k), m in shapes
-               for config in rows_worth(m, n, k, args.group)}  # fmt: skip
+               for config in rows_worth(m, n, k)}  # fmt: skip
     precompile(compile_rows, list(of_rows), args.workers, budget)
     many = [measure_blocks(m, n, k, args.group, args.codes, budget)
             for (n, k), m in itertools.product(SHAPES, args.many)]  # fmt: skip

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from markdown_table import markdown_table
+
 Result = dict[str, Any]
 
 MOST_FP8_ROWS = 16  # more are another kernel's (gpu_rows); result files from before it have them
@@ -24,14 +26,7 @@ def gpu_linear(result: Result) -> str:
     bandwidth = result["read_bandwidth"]
     figures = {(_named(row), row["linear"], row["m"]): row for row in served(result["tune"])}
     sizes = sorted({row["m"] for row in result["tune"]})
-    lines = [
-        "Linears with the norm, the residual or SiLU that their layers fuse into them, us, / the "
-        "library's with nothing fused, by rows; **bold** where that was faster; bytes: what these "
-        f"take to be read ({bandwidth / 1e12:.2f} TB/s):",
-        "",
-        f"| model, linear | [N, K] | bytes | {' | '.join(map(str, sizes))} |",
-        f"|---|---|---|{'---|' * len(sizes)}",
-    ]
+    rows = []
     for model, linear in dict.fromkeys(key[:2] for key in figures):
         row = figures[model, linear, sizes[0]]
         floor = row["itemsize"] * row["n"] * row["k"] / bandwidth * 1e6
@@ -43,21 +38,20 @@ def gpu_linear(result: Result) -> str:
                 continue
             mark = "**" if row["library_us"] < row["alone_us"] else ""
             cells.append(f"{mark}{row['alone_us']:.1f} / {row['library_us']:.1f}{mark}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown_table(
+        ["model, linear", "[N, K]", "bytes", *sizes],
+        rows,
+        "Linears with the norm, the residual or SiLU that their layers fuse into them, us, / the "
+        "library's with nothing fused, by rows; **bold** where that was faster; bytes: what these "
+        f"take to be read ({bandwidth / 1e12:.2f} TB/s):",
+    )
 
 
 def gpu_rows(result: Result) -> str:
     """Layers whose GEMMs have the best configs, beside the library's."""
     linears = ("qkv", "o", "gate_up", "down")
-    lines = [
-        "All layers in FP8 but for attention, ms, with the best config of each linear and with "
-        "the library's; and by how many us a layer the best config of each linear is quicker "
-        "(-: the library's is):",
-        "",
-        f"| model | rows | ms | library | {' | '.join(linears)} |",
-        f"|---|---|---|---|{'---|' * len(linears)}",
-    ]
+    rows = []
     for row in sorted(result["rows"], key=lambda row: (row["model"] != "8b", row["m"])):
         cells = [row["model"], str(row["m"])]
         cells += [f"{row[name] / 1e3:.2f}" for name in ("us", "library_us")]
@@ -65,8 +59,14 @@ def gpu_rows(result: Result) -> str:
             found = row["linears"][linear]
             gain = found["library_us"] - found["configs"][0]["us"]
             cells.append(f"{gain:.1f}" if gain > 0 else "-")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown_table(
+        ["model", "rows", "ms", "library", *linears],
+        rows,
+        "All layers in FP8 but for attention, ms, with the best config of each linear and with "
+        "the library's; and by how many us a layer the best config of each linear is quicker "
+        "(-: the library's is):",
+    )
 
 
 def gemm_timings(_: Result) -> str:
@@ -75,50 +75,38 @@ def gemm_timings(_: Result) -> str:
     from gpu_shapes import HELD_OUT, TIMED
 
     groups = [losses(list(models)) for models in (TIMED, HELD_OUT)]
-    lines = [
-        "By how much the config chosen takes longer than the best, mean and worst GEMM:",
-        "",
-        "| weights | rows | one model left out at a time | models held out |",
-        "|---|---|---|---|",
-    ]
+    rows = []
     for itemsize, m in sorted({(each.itemsize, each.m) for found in groups for each in found}):
         cells = ["FP8" if itemsize == 1 else "bf16", str(m)]
         for found in groups:
             part = [each.loss for each in found if (each.itemsize, each.m) == (itemsize, m)]
             cells.append(f"{sum(part) / len(part):.1%}, {max(part):.1%}" if part else "")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    caption = "By how much the config chosen takes longer than the best, mean and worst GEMM:"
+    head = ["weights", "rows", "one model left out at a time", "models held out"]
+    return markdown_table(head, rows, caption)
 
 
 def gpu_chain(result: Result) -> str:
     """The table of all layers' linears in sequence."""
     sizes = sorted({row["m"] for row in result["chain"]})
     figures = {(_named(row), row["m"]): row for row in served(result["chain"])}
-    lines = [
-        f"| ms, share of the bandwidth, by rows | {' | '.join(map(str, sizes))} |",
-        f"|---|{'---|' * len(sizes)}",
-    ]
+    rows = []
     for model in dict.fromkeys(key[0] for key in figures):
-        rows = [figures.get((model, m)) for m in sizes]
-        cells = [
-            f"{row['us'] / 1e3:.2f}, {row['share_of_bandwidth']:.0%}" if row else "" for row in rows
-        ]
-        lines.append(f"| {' | '.join([model, *cells])} |")
-    return "\n".join(lines)
+        own = [figures.get((model, m)) for m in sizes]
+        cells = [f"{r['us'] / 1e3:.2f}, {r['share_of_bandwidth']:.0%}" if r else "" for r in own]
+        rows.append([model, *cells])
+    return markdown_table(["ms, share of the bandwidth, by rows", *sizes], rows)
 
 
 def gpu_layers(result: Result) -> str:
     """The table of all layers with attention, with RoPE as a kernel and inside the GEMM."""
-    lines = [
-        "| model | requests | ms | RoPE in a separate kernel, attention launched after it | "
-        "of the bandwidth |",
-        "|---|---|---|---|---|",
-    ]
+    head = ["model", "requests", "ms", "RoPE in a separate kernel, attention launched after it"]
+    rows = []
     for row in sorted(result["layers"], key=lambda row: (row["model"] == "1b", row["m"])):
         cells = [_named(row), str(row["m"]), f"{row['joined_us'] / 1e3:.2f}"]
-        cells += [f"{row['apart_us'] / 1e3:.2f}", f"{row['share_of_bandwidth']:.0%}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([*cells, f"{row['apart_us'] / 1e3:.2f}", f"{row['share_of_bandwidth']:.0%}"])
+    return markdown_table([*head, "of the bandwidth"], rows)
 
 
 def _named(row: Result) -> str:
@@ -153,13 +141,12 @@ def gpu_decode_hopper(result: Result) -> str:
 
 def _by_batch(title: str, rows: list[Result], cell: Callable[[Result | None], str]) -> str:
     """A line for each batch: both models, each with keys in both types."""
-    lines = [title, "", "| | 8b bf16 | 8b fp8 | 1b bf16 | 1b fp8 |", "|---|---|---|---|---|"]
+    lines = []
     cases = {(row["batch"], row["model"], row["kv_dtype"]): row for row in rows}
     for batch in dict.fromkeys(batch for batch, *_ in cases):
         kinds = itertools.product(("8b", "1b"), ("bf16", "fp8"))
-        cells = [batch, *(cell(cases.get((batch, model, kv_dtype))) for model, kv_dtype in kinds)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([batch, *(cell(cases.get((batch, *kind))) for kind in kinds)])
+    return markdown_table(["", "8b bf16", "8b fp8", "1b bf16", "1b fp8"], lines, title)
 
 
 def _hopper_cell(row: Result | None, bandwidth: float) -> str:
@@ -177,14 +164,7 @@ def _hopper_cell(row: Result | None, bandwidth: float) -> str:
 
 def gpu_prefill(result: Result) -> str:
     """Attention of prefill chunks as the engine takes them, by the kernel of all GPUs, by cuDNN."""
-    lines = [
-        "Attention of prefill chunks, a layer, TFLOP/s: as the engine takes them, in brackets by "
-        "the kernel of all GPUs. The library is cuDNN through PyTorch, which has no form for "
-        "chunks on cached prefixes:",
-        "",
-        "| | 8b bf16 | 8b fp8 | library | 1b bf16 | 1b fp8 | library |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = []
     long = [row for row in result["prefill"] if not row["has_few_keys"]]
     rows = {(row["batch"], row["model"], row["kv_dtype"]): row for row in long}
     for batch in dict.fromkeys(batch for batch, *_ in rows):
@@ -195,10 +175,17 @@ def gpu_prefill(result: Result) -> str:
             ]
             library = rows[batch, model, "bf16"]["library_us"]
             cells.append(_tflops(rows[batch, model, "bf16"], library) if library else "")
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(cells)
+    table = markdown_table(
+        ["", "8b bf16", "8b fp8", "library", "1b bf16", "1b fp8", "library"],
+        lines,
+        "Attention of prefill chunks, a layer, TFLOP/s: as the engine takes them, in brackets by "
+        "the kernel of all GPUs. The library is cuDNN through PyTorch, which has no form for "
+        "chunks on cached prefixes:",
+    )
     title = "Of prompts with up to 128 keys, us a layer; in brackets by Hopper's kernel:"
     short = [row for row in result["prefill"] if row["has_few_keys"]]
-    return "\n".join([*lines, "", _by_batch(title, short, _short_cell)])
+    return f"{table}\n\n{_by_batch(title, short, _short_cell)}"
 
 
 def _short_cell(row: Result | None) -> str:
@@ -250,13 +237,7 @@ def _decode_us(row: Result) -> float:
 
 def gpu_invariance(result: Result) -> str:
     """Table of the cost of batch-invariant kernels, beside the usual ones."""
-    lines = [
-        "Random weights in bfloat16 or FP8, temperature 0; answers that are not the same alone and "
-        "among others, and how long steps take:",
-        "",
-        "| model | kernels | answers that differ | prefill of 1,950, ms | decode of 1 | of 64 |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     usual: Result = {}
     for row in result["rows"]:
         model = row["shape"] + (" fp8" if row.get("quantization", "none") == "fp8" else "")
@@ -266,65 +247,59 @@ def gpu_invariance(result: Result) -> str:
         for what, ms in row["ms"].items():
             ratio = f" ({ms / ours[what]:.2f})" if row["batch_invariant"] else ""
             cells.append(f"{ms:.2f}{ratio}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    head = ["model", "kernels", "answers that differ", "prefill of 1,950, ms", "decode of 1"]
+    caption = (
+        "Random weights in bfloat16 or FP8, temperature 0; answers that are not the same alone and "
+        "among others, and how long steps take:"
+    )
+    return markdown_table([*head, "of 64"], rows, caption)
 
 
 def gpu_int4(result: Result) -> str:
     """Linears with few rows and four-bit weights, against bandwidth."""
-    few = result["few"]
-    rows = sorted({row["m"] for row in few})
     bandwidth = result["read_bandwidth"] / 1e12
-    text = [
-        f"By the engine's rule, us (share of {bandwidth:.2f} TB/s, the GPU's bandwidth), by rows:\n"
+    few = _by_shape(
+        f"By the engine's rule, us (share of {bandwidth:.2f} TB/s, the GPU's bandwidth), by rows:",
+        result["few"],
+        lambda row: f"{row['rule_us']:.1f} ({row['share'] * row['us'] / row['rule_us']:.0%})",
+    )
+    more = _by_shape(
+        "More rows, in FP8, us (times faster than bfloat16):",
+        result["rows_in_fp8"],
+        lambda row: f"{row['rule_us']:.1f} ({row['bf16_us'] / row['rule_us']:.2f})",
+    )
+    return f"{few}\n\n{more}"
+
+
+def _by_shape(caption: str, found: list[Result], cell: Callable[[Result], str]) -> str:
+    """A line for each shape of a weight, a column for each number of rows."""
+    by_key = {(row["n"], row["k"], row["m"]): row for row in found}
+    rows = sorted({row["m"] for row in found})
+    lines = [
+        [f"{n}, {k}", *(cell(by_key[n, k, m]) for m in rows)]
+        for n, k in dict.fromkeys((row["n"], row["k"]) for row in found)
     ]
-    text += [f"| [N, K] | {' | '.join(map(str, rows))} |", "|---|" + "---|" * len(rows)]
-    for n, k in dict.fromkeys((row["n"], row["k"]) for row in few):
-        own = {row["m"]: row for row in few if (row["n"], row["k"]) == (n, k)}
-        cells = [
-            f"{own[m]['rule_us']:.1f} ({own[m]['share'] * own[m]['us'] / own[m]['rule_us']:.0%})"
-            for m in rows
-        ]
-        text.append(f"| {n}, {k} | {' | '.join(cells)} |")
-    more = result["rows_in_fp8"]
-    rows = sorted({row["m"] for row in more})
-    text += [
-        "\nMore rows, in FP8, us (times faster than bfloat16):\n",
-        f"| [N, K] | {' | '.join(map(str, rows))} |",
-        "|---|" + "---|" * len(rows),
-    ]
-    for n, k in dict.fromkeys((row["n"], row["k"]) for row in more):
-        own = {row["m"]: row for row in more if (row["n"], row["k"]) == (n, k)}
-        cells = [
-            f"{own[m]['rule_us']:.1f} ({own[m]['bf16_us'] / own[m]['rule_us']:.2f})" for m in rows
-        ]
-        text.append(f"| {n}, {k} | {' | '.join(cells)} |")
-    return "\n".join(text)
+    return markdown_table(["[N, K]", *rows], lines, caption)
 
 
 def gpu_kv_dtype(result: Result) -> str:
     """Attention by the data type of keys and values, beside bfloat16."""
-    text = ["Attention, us (times faster than with bfloat16):\n",
-            "| | bfloat16 | FP8 | INT8 |", "|---|---|---|---|"]  # fmt: skip
+    rows = []
     for row in result["attention"]:
         us = row["us"]
         cells = [f"{us[kind]:.1f} ({us['bf16'] / us[kind]:.2f})" for kind in ("fp8", "int8")]
-        text.append(f"| {row['case']} | {us['bf16']:.1f} | {' | '.join(cells)} |")
-    ratios = result["capacity"]
-    text.append(f"\nTokens in the same memory: FP8 {ratios['fp8']:.2f}, INT8 {ratios['int8']:.2f}.")
-    return "\n".join(text)
+        rows.append([row["case"], f"{us['bf16']:.1f}", *cells])
+    caption = "Attention, us (times faster than with bfloat16):"
+    table = markdown_table(["", "bfloat16", "FP8", "INT8"], rows, caption)
+    fp8, int8 = (result["capacity"][kind] for kind in ("fp8", "int8"))
+    return f"{table}\n\nTokens in the same memory: FP8 {fp8:.2f}, INT8 {int8:.2f}."
 
 
 def gpu_weights(result: Result) -> str:
     """Linears with weights in each format, by rows, beside bfloat16."""
     found, bandwidth = result["rows"], result["read_bandwidth"] / 1e12
-    rows = sorted({row["m"] for row in found})
-    text = [
-        f"Time in us (share of {bandwidth:.2f} TB/s by the weight's bytes), times faster than "
-        "bfloat16, by rows:\n",
-        f"| [N, K] | format | {' | '.join(map(str, rows))} |",
-        "|---|---|" + "---|" * len(rows),
-    ]
+    rows, lines = sorted({row["m"] for row in found}), []
     for n, k, name in dict.fromkeys((row["n"], row["k"], row["format"]) for row in found):
         own = {
             row["m"]: row for row in found if (row["n"], row["k"], row["format"]) == (n, k, name)
@@ -333,8 +308,12 @@ def gpu_weights(result: Result) -> str:
             f"{own[m]['us']:.1f} ({own[m]['share']:.0%}), {own[m]['ratio']:.2f}" if m in own else ""
             for m in rows
         ]
-        text.append(f"| {n}, {k} | {name} | {' | '.join(cells)} |")
-    return "\n".join(text)
+        lines.append([f"{n}, {k}", name, *cells])
+    caption = (
+        f"Time in us (share of {bandwidth:.2f} TB/s by the weight's bytes), times faster than "
+        "bfloat16, by rows:"
+    )
+    return markdown_table(["[N, K]", "format", *rows], lines, caption)
 
 
 BYTE_FORMATS = {
@@ -346,17 +325,13 @@ BYTE_FORMATS = {
 def gpu_weights_bytes(result: Result) -> str:
     """Times faster than bfloat16 with weights of a byte each, by rows."""
     found = {(row["n"], row["k"], row["format"], row["m"]): row["ratio"] for row in result["rows"]}
-    rows = sorted({row["m"] for row in result["rows"]})
-    text = [
-        f"| [N, K] | weights | {' | '.join(map(str, rows))} |",
-        "|---|---|" + "---|" * len(rows),
-    ]
+    rows, lines = sorted({row["m"] for row in result["rows"]}), []
     for n, k in dict.fromkeys((row["n"], row["k"]) for row in result["rows"]):
         for name, label in BYTE_FORMATS.items():
             ratios = [found.get((n, k, name, m)) for m in rows]
             cells = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
-            text.append(f"| {n}, {k} | {label} | {' | '.join(cells)} |")
-    return "\n".join(text)
+            lines.append([f"{n}, {k}", label, *cells])
+    return markdown_table(["[N, K]", "weights", *rows], lines)
 
 
 def gpu_weights_w8a16(result: Result) -> str:
@@ -364,28 +339,27 @@ def gpu_weights_w8a16(result: Result) -> str:
     names = {
         "fp8": "`fp8`, activations rounded", "fp8_w8a16": "`fp8_w8a16`", "w8a16": "`w8a16`",
     }  # fmt: skip
-    us: Counter[tuple[str, int]] = Counter()
+    us, bf16_us = (Counter[tuple[str, int]]() for _ in range(2))  # the latter in the same run
     for row in result["rows"]:
         us[row["format"], row["m"]] += row["us"]
+        bf16_us[row["format"], row["m"]] += row["us"] * row["ratio"]
     rows = sorted({m for _, m in us})
-    text = [f"| tokens of a step | {' | '.join(f'{m:,}' for m in rows)} |"]
-    text.append("|---" * (len(rows) + 1) + "|")
-    for name, label in names.items():
-        cells = [f"{us['bf16', m] / us[name, m]:.2f}" for m in rows]
-        text.append(f"| {label} | {' | '.join(cells)} |")
-    return "\n".join(text)
+    lines = [
+        [label, *(f"{bf16_us[name, m] / us[name, m]:.2f}" if us[name, m] else "" for m in rows)]
+        for name, label in names.items()
+    ]
+    return markdown_table(["tokens of a step", *(f"{m:,}" for m in rows)], lines)
 
 
 def gpu_int4_serving(result: Result) -> str:
     """INT4 and FP8 weights in the engine alone."""
-    text = ["Llama 3.1 8B's shape, 1,950 tokens in and 200 out, keys and values in FP8:\n"]
-    text += [
-        "| weights | at a time | tokens/s | TTFT p50, ms | ITL p50, ms |",
-        "|---|---|---|---|---|",
-    ]
-    for row in sorted(result["levels"], key=lambda row: (row["label"], row["level"])):
-        text.append(
-            f"| {row['label']} | {row['level']:g} | {row['tok_s']:,.0f} "
-            f"| {row['ttft_p50']:.0f} | {row['itl_p50']:.2f} |"
-        )
-    return "\n".join(text)
+    rows = [
+        (row["label"], f"{row['level']:g}", f"{row['tok_s']:,.0f}", f"{row['ttft_p50']:.0f}",
+         f"{row['itl_p50']:.2f}")
+        for row in sorted(result["levels"], key=lambda row: (row["label"], row["level"]))
+    ]  # fmt: skip
+    return markdown_table(
+        ["weights", "at a time", "tokens/s", "TTFT p50, ms", "ITL p50, ms"],
+        rows,
+        "Llama 3.1 8B's shape, 1,950 tokens in and 200 out, keys and values in FP8:",
+    )

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import os
 import random
 import statistics
@@ -30,6 +29,7 @@ import record
 import uvloop
 from reliability.served import Server, serve
 from reliability.wire import Connection
+from workloads.figures import percentile
 
 PATH = "/v1/completions"
 ROWS, QUEUE, TOKENS = 16, 16, 16
@@ -165,19 +165,15 @@ def summary(best: list[float], goodputs: list[float], seen: Seen) -> dict[str, A
         "failures": dict(seen.failures),
         "accepted": len(accepted),
         "accepted_and_whole": seen.num_whole,
-        "accepted_p99_seconds": round(percentile(accepted, 0.99), 2),
-        "refused_p50_ms": round(percentile(refused, 0.5) * 1e3, 2),
-        "refused_p99_ms": round(percentile(refused, 0.99) * 1e3, 2),
+        "accepted_p99_seconds": round(percentile(accepted, 99), 2),
+        "refused_p50_ms": round(percentile(refused, 50) * 1e3, 2),
+        "refused_p99_ms": round(percentile(refused, 99) * 1e3, 2),
         "refused_without_retry_after": seen.num_without_advice,
-        "client_lateness_p99_ms": round(percentile(sorted(seen.lateness), 0.99) * 1e3, 2),
+        "client_lateness_p99_ms": round(percentile(sorted(seen.lateness), 99) * 1e3, 2),
         "goodput_of_each_round": [round(figure, 1) for figure in goodputs],
         "goodput_requests_per_second": round(statistics.median(goodputs), 1),
         "goodput_over_best": round(statistics.median(goodputs) / statistics.median(best), 3),
     }
-
-
-def percentile(ordered: list[float], share: float) -> float:
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
 def shortfalls(found: dict[str, Any]) -> list[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from record import TRACKED
+from markdown_table import markdown_table
+from record import tracked
 
 Result = dict[str, Any]
 
@@ -32,19 +32,15 @@ _CHOICES = (
 
 def quantization_quality(result: Result) -> str:
     """Table of the change of a model's predictions by fewer bits."""
-    lines = [
-        f"{result['model']}, {result['tokens']:,} held-out tokens, against float32:",
-        "",
-        "| | perplexity | mean KL | p99 KL | same top-1 | 95 % | hidden cosine, mean | p1 |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    head = ["", "perplexity", "mean KL", "p99 KL", "same top-1", "95 %", "hidden cosine, mean"]
+    rows = []
     for row in result["rows"]:
         cells = [row["what"], f"{row['perplexity_change']:+.2%}", f"{row['mean_kl']:.4f}"]
         low, high = row["same_top_1_95"]
         cells += [f"{row['p99_kl']:.3f}", f"{row['same_top_1']:.1%}", f"{low:.1%} to {high:.1%}"]
-        cells.append(f"{row['mean_cosine']:.4f}")
-        lines.append(f"| {' | '.join(cells)} | {row['p1_cosine']:.4f} |")
-    return "\n".join(lines)
+        rows.append([*cells, f"{row['mean_cosine']:.4f}", f"{row['p1_cosine']:.4f}"])
+    caption = f"{result['model']}, {result['tokens']:,} held-out tokens, against float32:"
+    return markdown_table([*head, "p1"], rows, caption)
 
 
 def quantization_methods(result: Result) -> str:
@@ -53,13 +49,7 @@ def quantization_methods(result: Result) -> str:
     head = ["", "perplexity", "95 %", "mean KL", "same top-1", "hidden cosine"]
     head += [f"right of {result['questions']}"] if has_questions else []
     head += ["seconds"] if has_times else []
-    lines = [
-        f"{result['model']}, groups of {result['group_size']}, {result['tokens']:,} held-out "
-        f"tokens, calibrated on {result['calibration_tokens']:,}:",
-        "",
-        f"| {' | '.join(head)} |",
-        "|---" * len(head) + "|",
-    ]
+    rows = []
     for row in result["rows"]:
         low, high = row["perplexity"]["change_95"]
         cells = [row["what"], f"{row['perplexity']['change']:+.2%}", f"{low:+.1%} to {high:+.1%}"]
@@ -67,62 +57,53 @@ def quantization_methods(result: Result) -> str:
         cells.append(f"{row['hidden_cosine']['mean']:.4f}")
         cells += [f"{row['tasks']['right_quantized']}"] if has_questions else []
         cells += [f"{row['seconds']:.0f}"] if has_times else []
-        lines.append(f"| {' | '.join(cells)} |")
-    own = [
-        f"{', '.join(filter(None, (row['what'], row.get('date'))))}: `{row['command']}`."
-        for row in result["rows"]
-        if "command" in row
-    ]
-    return "\n".join([*lines, *([""] if own else []), *own])
+        rows.append(cells)
+    caption = (
+        f"{result['model']}, groups of {result['group_size']}, {result['tokens']:,} held-out "
+        f"tokens, calibrated on {result['calibration_tokens']:,}:"
+    )
+    return markdown_table(head, rows, caption)
 
 
 def quantization_parts(result: Result) -> str:
     """Table of the loss by rounding some parts of a model alone."""
-    lines = [
-        f"{result['model']}, {result['tokens']:,} held-out tokens; inputs of a linear layer are "
-        "rounded as its weights are, unless it says so:",
-        "",
-        "|  | 1 - cosine | mean KL | same top-1 | perplexity |",
-        "|---|---|---|---|---|",
-    ]
+    rows = []
     for row in result["rows"]:
         cells = [row["what"], f"{1 - row['hidden_cosine']['mean']:.4f}"]
         cells += [f"{row['kl_divergence']['mean']:.4f}", f"{row['same_top_1']['share']:.1%}"]
-        lines.append(f"| {' | '.join(cells)} | {row['perplexity']['change']:+.2%} |")
-    return "\n".join(lines)
+        rows.append([*cells, f"{row['perplexity']['change']:+.2%}"])
+    caption = (
+        f"{result['model']}, {result['tokens']:,} held-out tokens; inputs of a linear layer are "
+        "rounded as its weights are, unless it says so:"
+    )
+    return markdown_table(["", "1 - cosine", "mean KL", "same top-1", "perplexity"], rows, caption)
 
 
 def quantization_peers(result: Result) -> str:
     """Table of the loss of other libraries' methods beside Quire's, with the same text."""
-    lines = [
-        f"{result['model']}, {result['tokens']:,} held-out tokens, calibrated on "
-        f"{result['calibration_tokens']:,}, groups of {result['group_size']}; learned rounding in "
-        f"{result['steps']} steps. Quire, the other:",
-        "",
-        "|  | perplexity | | mean KL | | same top-1 | | hidden cosine | |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    rows: dict[str, list[Result]] = {}
+    pairs: dict[str, list[Result]] = {}
     for row in sorted(result["rows"], key=lambda row: row["by"] != "Quire"):
-        rows.setdefault(row["what"], []).append(row)
-    for what, pair in rows.items():
+        pairs.setdefault(row["what"], []).append(row)
+    rows = []
+    for what, pair in pairs.items():
         cells = [what, *(f"{row['perplexity']['change']:+.2%}" for row in pair)]
         cells += [f"{row['kl_divergence']['mean']:.4f}" for row in pair]
         cells += [f"{row['same_top_1']['share']:.1%}" for row in pair]
         cells += [f"{row['hidden_cosine']['mean']:.4f}" for row in pair]
         if len(pair) == 2:  # else the other one is not done yet
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            rows.append(cells)
+    caption = (
+        f"{result['model']}, {result['tokens']:,} held-out tokens, calibrated on "
+        f"{result['calibration_tokens']:,}, groups of {result['group_size']}; learned rounding in "
+        f"{result['steps']} steps. Quire, the other:"
+    )
+    head = ["", "perplexity", "", "mean KL", "", "same top-1", "", "hidden cosine", ""]
+    return markdown_table(head, rows, caption)
 
 
 def quantization_choice(serving: Result) -> str:
     """Quality, memory and speed of weights side by side. serving: an 8B's on a GPU, by label."""
-    quality_file = next(
-        name
-        for name in ("quantization_trained", "quantization_methods")
-        if (TRACKED / f"{name}.json").is_file()
-    )
-    quality, cpu = _result(quality_file), _result("cpu_weights")
+    quality, cpu = tracked("quantization_trained"), tracked("cpu_weights")
     losses = {row["what"]: row for row in quality["rows"]}
     on_gpu = {(row["label"], row["level"]): row["tok_s"] for row in serving["levels"]}
     starts = {row["label"]: row["num_blocks"] for row in serving["starts"]}
@@ -131,8 +112,7 @@ def quantization_choice(serving: Result) -> str:
     head = ["weights", "perplexity", "cosine", "same top-1"]
     head += [f"GPU, {n}" for n in levels]
     head += ["KV blocks", *(f"CPU, {n}" for n in _ON_CPU), "GB"]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    shown = set[str]()
+    rows, shown = [], set[str]()
     for name, method, label in _CHOICES:
         if method not in losses and label in shown:
             continue  # its speed stands there already
@@ -144,21 +124,17 @@ def quantization_choice(serving: Result) -> str:
         cells.append(f"{own['weights_gb']:.2f}" if own else "")
         if any(cells):
             shown.add(label)
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-    before = (
-        f"Loss: {quality['model']}, {quality['tokens']:,} held-out tokens ({quality_file}.json), "
-        "in float32 arithmetic, with activations rounded for FP8 and INT8 alone. GPU: tokens/s of "
-        "an 8B by answers at a time, prompts of 1,950 tokens included, which may round activations "
-        "to FP8, keys and values in FP8, and how many KV blocks fit. CPU: decode of a 1B by "
-        f"answers at a time, {cpu['threads']} cores ({', '.join(cpu['hardware']['instructions'])}; "
-        "cpu_weights.json; with AMX: cpu.md). Empty: not measured.\n"
-    )
-    return "\n".join([before, *lines])
-
-
-def _result(name: str) -> Result:
-    found: Result = json.loads((TRACKED / f"{name}.json").read_text())
-    return found
+            rows.append([name, *cells])
+    columns = [
+        "Columns (empty: not measured):",
+        "",
+        f"- perplexity, cosine, same top-1: {quality['model']}, {quality['tokens']:,} held-out "
+        "tokens, in float32 arithmetic, with activations rounded for FP8 and INT8 alone;",
+        "- GPU: tokens/s of an 8B by answers at a time, prompts of 1,950 tokens included, which "
+        "may round activations to FP8; keys and values in FP8; how many KV blocks fit;",
+        f"- CPU: decode of a 1B by answers at a time, {cpu['threads']} cores (with AMX: cpu.md).",
+    ]
+    return markdown_table(head, rows, "\n".join(columns))
 
 
 def _loss(row: Result | None) -> tuple[str, str, str]:

@@ -72,6 +72,12 @@ def save(name: str, measured: dict[str, Any], folder: Path | None = None) -> Pat
     return path
 
 
+def tracked(name: str) -> dict[str, Any]:
+    """A result that the documents show."""
+    found: dict[str, Any] = json.loads((TRACKED / f"{name}.json").read_text())
+    return found
+
+
 def earlier_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a result file, each with date and command of its run; none without a file."""
     if not path.is_file():

@@ -10,11 +10,10 @@ number of requests at a time. Further right and lower is better.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-from record import TRACKED, require
+from record import require, tracked
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "beside-vllm.png"
 PANELS = {
@@ -78,10 +77,7 @@ def main() -> None:
     args = parser.parse_args()
     require("matplotlib")
     plot(
-        {
-            engine: json.loads((TRACKED / f"{name}.json").read_text())["levels"]
-            for engine, name in SOURCES.items()
-        },
+        {engine: tracked(name)["levels"] for engine, name in SOURCES.items()},
         args.target,
     )
 

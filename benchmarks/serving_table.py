@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
+from markdown_table import markdown_table
+from record import tracked
 from workloads.peer_figures import ratios, vllm_figures
 from workloads.plan import WORKLOADS, Workload
 
-RESULTS = Path(__file__).parent / "results"
 SERVED, FIRST = "gpu_serving_server", "gpu_first_start"  # files: of levels, of first starts
 
 VARIED_TIMES = "ttft_p50", "ttft_p99", "tpot_p50", "lat_p50"
 
 Row = dict[str, Any]
+
+_OPERATION = (
+    "operation", "of", "calls", "MB", "GFLOP", "ms", "of the step", "of the roofline", "bound",
+)  # fmt: skip
 
 
 def step_profile(result: Row) -> str:
@@ -25,48 +28,44 @@ def step_profile(result: Row) -> str:
         what = "decoding" if step["num_new"] == 1 else "prefill"
         fp8 = best.get("fp8_flops_per_second")
         weights = " with weights in FP8" if profile.get("quantization") == "fp8" else ""
-        lines = [
+        caption = (
             f"**{profile['model']}, {profile['dtype']}{weights} on {profile['device']}, {what}, "
             f"{step['num_requests']} x {step['context']:,} tokens**; measured: "
             f"{best['bytes_per_second'] / 1e9:,.0f} GB/s, "
             f"{best['flops_per_second'] / 1e12:,.2f} TFLOP/s"
-            + (f", in FP8 {fp8 / 1e12:,.2f}" if fp8 else ""),
-            "",
-            "| operation | of | calls | MB | GFLOP | ms | of the step | of the roofline | bound |",
-            "|---|---|---|---|---|---|---|---|---|",
-        ]
-        for op in profile["operations"]:
-            bound = "memory" if op["memory_bound"] else "compute"
-            lines.append(
-                f"| {op['name']} | {op['shape']} | {op['count']} | {op['num_bytes'] / 1e6:,.1f} | "
-                f"{op['flops'] / 1e9:,.2f} | {op['seconds'] * 1e3:,.2f} | "
-                f"{op['seconds'] / whole:.0%} | {op['floor'] / op['seconds']:.0%} | {bound} |"
+            + (f", in FP8 {fp8 / 1e12:,.2f}" if fp8 else "")
+        )
+        rows = [
+            (
+                op["name"], op["shape"], op["count"], f"{op['num_bytes'] / 1e6:,.1f}",
+                f"{op['flops'] / 1e9:,.2f}", f"{op['seconds'] * 1e3:,.2f}",
+                f"{op['seconds'] / whole:.0%}", f"{op['floor'] / op['seconds']:.0%}",
+                "memory" if op["memory_bound"] else "compute",
             )
+            for op in profile["operations"]
+        ]  # fmt: skip
         floor = sum(op["floor"] for op in profile["operations"]) / whole
-        lines.append(f"| the step | | | | | {whole * 1e3:,.2f} | 100% | {floor:.0%} | |")
-        parts.append("\n".join(lines))
+        step_row = ["the step", "", "", "", "", f"{whole * 1e3:,.2f}", "100%", f"{floor:.0%}", ""]
+        parts.append(markdown_table(_OPERATION, [*rows, step_row], caption))
     return "\n\n".join(parts)
 
 
 def serving(peer: Row) -> str:
     """One table a workload and kind of weights. peer: vLLM's result file."""
-    ours = _load(SERVED)
-    parts = [f"vLLM's figures: {peer['source']}", _source(ours), _starts(peer, ours, _load(FIRST))]
+    ours = tracked(SERVED)
+    parts = [f"vLLM's figures: {peer['source']}", _starts(peer, ours, tracked(FIRST))]
     for workload in WORKLOADS:
         ours_too = {r["label"] for r in ours["levels"] if r["workload"] == workload.name}
         labels = [row["label"] for row in peer["levels"] if row["workload"] == workload.name]
         shown = [label for label in dict.fromkeys(labels) if label in ours_too]
         parts += [_table(workload, label, peer, ours) for label in shown]
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(parts)
 
 
 def saturated(published: Row) -> str:
     """Rates at saturation, of the engine alone. published: what others tell."""
-    ours = _load("gpu_saturated")
-    lines = [
-        "| tokens in / out | TensorRT-LLM | vLLM | Quire | at a time | ratio |",
-        "|---|---|---|---|---|---|",
-    ]
+    ours = tracked("gpu_saturated")
+    rows = []
     for row in published["rows"]:
         name = f"saturated-{row['input_len']}-{row['output_len']}"
         mine: Row = next((r for r in reversed(ours["levels"]) if r["workload"] == name), {})
@@ -74,28 +73,27 @@ def saturated(published: Row) -> str:
         ratios = [f"{rate / peer:.2f}" if rate else "-" for peer in peers if peer]
         level = f"{mine['level']:g}" if mine else "-"
         cells = [f"{row['input_len']:,} / {row['output_len']:,}", *map(_number, (*peers, rate))]
-        lines.append(f"| {' | '.join(cells)} | {level} | {' · '.join(ratios)} |")
-    return "\n\n".join(
-        part for part in (published["source"], _source(ours), "\n".join(lines)) if part
-    )
+        rows.append([*cells, level, " · ".join(ratios)])
+    head = ("tokens in / out", "TensorRT-LLM", "vLLM", "Quire", "at a time", "ratio")
+    return markdown_table(head, rows, published["source"])
 
 
 def varied(ours: Row) -> str:
     """Loads with varied lengths and open ones, beside what is known of vLLM. ours: gpu_varied."""
-    lines = [
-        "| load | weights | level | vLLM: requests/s · TTFT p50 / p99 · TPOT p50 · latency p50 "
-        "| Quire | ratio: requests/s · TTFT p50 | simulated: requests/s · TTFT p50 |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    models = _load("scheduling_model")["levels"]
+    rows = []
+    models = tracked("scheduling_model")["levels"]
     for row in ours["levels"]:
         key = row["workload"], row["label"], row["level"]
         peer, model = vllm_figures(*key), _find(models, *key)
         cells = [row["workload"], row["label"], f"{row['level']:g}", _varied(peer), _varied(row)]
         cells += [" · ".join(ratios(row, peer)) if peer else "-"]
         cells += [f"{_number(model['req_s'])} · {_number(model['ttft_p50'])}" if model else "-"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n\n".join((_source(ours | {"name": "gpu_varied"}), "\n".join(lines)))
+        rows.append(cells)
+    head = (
+        "load", "weights", "level", "vLLM: requests/s · TTFT p50 / p99 · TPOT p50 · latency p50",
+        "Quire", "ratio: requests/s · TTFT p50", "simulated: requests/s · TTFT p50",
+    )  # fmt: skip
+    return markdown_table(head, rows)
 
 
 def _varied(row: Row) -> str:
@@ -103,28 +101,6 @@ def _varied(row: Row) -> str:
         return "-"
     rate, *times = (_number(row.get(key)) for key in ("req_s", *VARIED_TIMES))
     return f"{rate} · {times[0]} / {times[1]} · {times[2]} · {times[3]}"
-
-
-def _load(name: str) -> Row:
-    path = RESULTS / f"{name}.json"
-    if not path.is_file():
-        return {"levels": [], "starts": []}
-    found: Row = json.loads(path.read_text())
-    return found | {"name": name}
-
-
-def _source(ours: Row) -> str:
-    if "name" not in ours:
-        return ""
-    rows, versions = ours["levels"], ours["versions"]
-    days = sorted({row["date"] for row in rows})
-    runs = dict.fromkeys(f"`{row.get('command', ours['command'])}`" for row in rows)
-    return (
-        f"Quire's: {' to '.join(dict.fromkeys((days[0], days[-1])))}, {ours['gpu']}, "
-        f"{ours['hardware']['cores']} cores, torch {versions['torch']}, "
-        f"Triton {versions['triton']}: {', '.join(runs)}, "
-        f"[results/{ours['name']}.json](../benchmarks/results/{ours['name']}.json)."
-    )
 
 
 def _find(rows: list[Row], workload: str, label: str, level: float | None) -> Row:
@@ -137,19 +113,15 @@ def _find(rows: list[Row], workload: str, label: str, level: float | None) -> Ro
 
 def _starts(peer: Row, ours: Row, first: Row) -> str:
     """The times of starts. ours: kernels were on disk. first: nothing was compiled."""
-    lines = [
-        "Start of the process to the first token served, seconds:",
-        "",
-        "| model, weights | vLLM | Quire | Quire, the first start on a machine |",
-        "|---|---|---|---|",
-    ]
+    rows = []
     for row in peer["starts"]:
         key = (row["workload"], row["label"], None)
         starts = (_find(result["starts"], *key) for result in (ours, first))
         cells = [_number(start.get("first_token_s")) for start in starts]
         model = row["workload"].removeprefix("voice-")
-        lines.append(f"| {model}, {row['label']} | {row['first_token_s']} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([f"{model}, {row['label']}", row["first_token_s"], *cells])
+    head = ("model, weights", "vLLM", "Quire", "Quire, the first start on a machine")
+    return markdown_table(head, rows, "Start of the process to the first token served, seconds:")
 
 
 def _table(workload: Workload, label: str, peer: Row, ours: Row) -> str:
@@ -157,13 +129,11 @@ def _table(workload: Workload, label: str, peer: Row, ours: Row) -> str:
     unit = "requests/s" if workload.is_open else "at a time"
     names = "latency p50 / p99" if workload.is_open else "TTFT p50 / p99 · ITL p50 / p99 · tok/s"
     ratio = "latency" if workload.is_open else "TTFT · ITL · tok/s"
-    lines = [
+    caption = (
         f"**{workload.name}, {label}**: {workload.input_len:,} tokens in{shared}, "
-        f"{workload.output_len} out; ms. Ratios above 1 are in Quire's favour.",
-        "",
-        f"| {unit} | vLLM: {names} | Quire | ratio: {ratio} |",
-        "|---|---|---|---|",
-    ]
+        f"{workload.output_len} out; ms. Ratios above 1 are in Quire's favour."
+    )
+    rows = []
     levels = {
         row["level"]
         for row in (*peer["levels"], *ours["levels"])
@@ -173,10 +143,11 @@ def _table(workload: Workload, label: str, peer: Row, ours: Row) -> str:
         key = (workload.name, label, level)
         theirs, served = (_find(result["levels"], *key) for result in (peer, ours))
         cells = [_cell(theirs, workload), _cell(served, workload)]
-        lines.append(f"| {level:g} | {' | '.join(cells)} | {_ratios(theirs, served, workload)} |")
+        rows.append([f"{level:g}", *cells, _ratios(theirs, served, workload)])
+    table = markdown_table((unit, f"vLLM: {names}", "Quire", f"ratio: {ratio}"), rows, caption)
     if workload.is_open:
-        lines.append(f"\nvLLM saturates at {peer['saturation'][workload.name]:,} requests/s.")
-    return "\n".join(lines)
+        table += f"\n\nvLLM saturates at {peer['saturation'][workload.name]:,} requests/s."
+    return table
 
 
 def _cell(row: Row, workload: Workload) -> str:

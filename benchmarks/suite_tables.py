@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+from markdown_table import markdown_table
+
 Result = dict[str, Any]
 KINDS = ("passed", "missing", "differs", "standard", "choice", "model", "internals")
 HEAD = (
@@ -29,7 +31,7 @@ def endpoint_suites(result: Result) -> str:
         f"{total[0]} of the {applicable} that apply here pass ({share:.1%}); {all_share:.1%} where "
         "those that want other than OpenAI's behaviour count as failing."
     )
-    return f"{_table(('file', *HEAD), [*rows, ['**all**', *total]])}\n\n{text}"
+    return f"{markdown_table(('file', *HEAD), [*rows, ['**all**', *total]])}\n\n{text}"
 
 
 def endpoint_suites_others(result: Result) -> str:
@@ -45,9 +47,4 @@ def endpoint_suites_others(result: Result) -> str:
         [f"`{test}`", count, names[kinds[kind]], why.replace("|", "\\|")]
         for (kind, why, test), count in sorted(counts.items())
     ]
-    return _table(("test", "count", "kind", "what Quire does"), rows)
-
-
-def _table(head: tuple[str, ...], rows: list[list[Any]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    return markdown_table(("test", "count", "kind", "what Quire does"), rows)

@@ -11,7 +11,7 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from gpu_tables import (
     gpu_weights_bytes,
     gpu_weights_w8a16,
 )
+from markdown_table import markdown_table
 from quantization_tables import (
     quantization_choice,
     quantization_methods,
@@ -47,11 +48,11 @@ from quantization_tables import (
     quantization_peers,
     quantization_quality,
 )
+from record import TRACKED as RESULTS
 from serving_table import saturated, serving, step_profile, varied
 from suite_tables import endpoint_suites, endpoint_suites_others
 
 ROOT = Path(__file__).parents[1]
-RESULTS = Path(__file__).parent / "results"
 DOCUMENTS = [
     "README.md",
     "docs/cpu.md",
@@ -76,70 +77,45 @@ class TableError(Exception):
     """A document asks for a table that cannot be made."""
 
 
-def cpu_model(result: Result) -> str:
-    """Ours beside transformers, by batch size."""
-    rows = {(row["engine"], row["batch"]): row for row in result["rows"]}
-    ratios = {row["batch"]: row for row in result["ratios"]}
-    lines = [
-        f"Llama-3.2-1B shape, bfloat16, random weights, prompts of {result['input_len']} tokens, "
-        f"tokens/s, medians of {result['rounds']} rounds and of their ratios:",
-        "",
-        "| batch | prefill | transformers | ratio | decode | transformers | ratio |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for batch in sorted({batch for _, batch in rows}):
-        ours, theirs = rows["quire", batch], rows["transformers", batch]
-        cells = [str(batch)]
-        for phase in ("prefill", "decode"):
-            key = f"{phase}_tokens_per_s"
-            cells += [f"{ours[key]:.1f}", f"{theirs[key]:.1f}", f"{ratios[batch][phase]:.2f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def prefix_caching(result: Result) -> str:
     """Hit rate and time to first token, caching on and off."""
     on, off = result["rows"]
-    lines = [
-        f"{result['prompts']} voice-bot prompts of {result['input_len']:,} tokens that share "
-        f"{result['shared_len']:,}, bundled model:",
-        "",
-        "| | caching on | off | off / on |",
-        "|---|---|---|---|",
-    ]
+    rows = []
     for key, name in (
         ("one_by_one_ttft_ms", "TTFT p50, one after the other, ms"),
         ("together_ttft_p50_ms", "TTFT p50, all at once, ms"),
     ):
         ratio = result["off_over_on"][key]
-        lines.append(f"| {name} | {on[key]:,.0f} | {off[key]:,.0f} | {ratio:.1f} |")
+        rows.append([name, f"{on[key]:,.0f}", f"{off[key]:,.0f}", f"{ratio:.1f}"])
     for key, name in (
         ("one_by_one_hit_rate", "hit rate of full blocks looked up, one after the other"),
         ("together_hit_rate", "the same, all at once"),
         ("together_share_of_prompt_tokens", "hits over all prompt tokens, all at once"),
     ):
-        lines.append(f"| {name} | {on[key]:.1%} | | |")
-    return "\n".join(lines)
+        rows.append([name, f"{on[key]:.1%}", "", ""])
+    caption = (
+        f"{result['prompts']} voice-bot prompts of {result['input_len']:,} tokens that share "
+        f"{result['shared_len']:,}, bundled model:"
+    )
+    return markdown_table(["", "caching on", "off", "off / on"], rows, caption)
 
 
 def faults(result: Result) -> str:
     """Table of the bystanders' answers, by fault."""
     how = f" ({result['circumstances']})" if "circumstances" in result else ""
-    lines = [
-        f"{result['streams']} greedy streams of {result['tokens_per_answer']} tokens{how}:",
-        "",
-        "| fault | answers identical | p99 ITL, ms | of quiet | longest gap, s | 5xx to others "
-        "| blocks leaked | fds, threads, tasks |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    head = ["fault", "answers identical", "p99 ITL, ms", "of quiet", "longest gap, s"]
+    head += ["5xx to others", "blocks leaked", "fds, threads, tasks"]
+    rows = []
     for row in result["rows"]:
         leaked, same = row["leaked"], "all" if row["identical"] else "**no**"
         cells = [row["what"], f"{same} {row['answers']}", f"{row['p99_itl_ms']:.1f}"]
         cells += [f"{row['p99_ratio']:.2f}", f"{row['longest_gap_seconds']:.2f}"]
         cells += [str(row["5xx_to_others"]), str(row["leaked_blocks"])]
-        cells.append(", ".join(f"{leaked[kind]:+d}" for kind in ("fds", "threads", "tasks")))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(
+            [*cells, ", ".join(f"{leaked[kind]:+d}" for kind in ("fds", "threads", "tasks"))]
+        )
+    caption = f"{result['streams']} greedy streams of {result['tokens_per_answer']} tokens{how}:"
+    return markdown_table(head, rows, caption)
 
 
 def overload(result: Result) -> str:
@@ -158,7 +134,7 @@ def overload(result: Result) -> str:
         "accepted / completed": f"{result['accepted']:,} / {result['accepted_and_whole']:,}",
         "time to a whole answer, p99, s": f"{result['accepted_p99_seconds']:.2f}",
     }
-    return _two_columns(rows)
+    return markdown_table(["", ""], rows.items())
 
 
 def soak(result: Result) -> str:
@@ -177,18 +153,12 @@ def soak(result: Result) -> str:
         ),
         "unexplained answers": f"{len(result['unexplained'])}",
     }
-    return _two_columns(rows)
+    return markdown_table(["", ""], rows.items())
 
 
 def server_overhead(result: Result) -> str:
     """Requests per core-second of the API process, beside bare stacks."""
-    lines = [
-        f"Per second of processor time, {result['connections']} connections, medians of "
-        f"{result['rounds']} rounds in turns and of their ratios:",
-        "",
-        "| | Quire's API process | raw ASGI | ratio | starlette, msgspec | ratio | the engine |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for row, (unit, name) in zip(
         result["rows"],
         (("requests", "requests of 15 tokens"), ("tokens", "streamed tokens")),
@@ -198,31 +168,29 @@ def server_overhead(result: Result) -> str:
         cells = [name, f"{servers['quire'][key]:,.0f}"]
         for stack in ("raw", "starlette"):
             cells += [f"{servers[stack][key]:,.0f}", f"{row['ratios'][stack]:.2f}"]
-        cells.append(f"{servers['quire'][f'{unit}_per_engine_core_second']:,.0f}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([*cells, f"{servers['quire'][f'{unit}_per_engine_core_second']:,.0f}"])
+    head = ["", "Quire's API process", "raw ASGI", "ratio", "starlette, msgspec", "ratio"]
+    caption = (
+        f"Per second of processor time, {result['connections']} connections, medians of "
+        f"{result['rounds']} rounds in turns and of their ratios:"
+    )
+    return markdown_table([*head, "the engine"], rows, caption)
 
 
 def server_profile(result: Result) -> str:
     """The dearest functions of the API process."""
-    lines = ["What remains, by own time of the event loop's thread:", ""]
-    lines += ["| whole requests | share | streams | share |", "|---|---|---|---|"]
-    for pair in zip(*result["profiles"], strict=True):
-        cells = [cell for name, share in pair for cell in (f"`{name}`", f"{share:.1%}")]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _two_columns(rows: dict[str, str]) -> str:
-    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {rows[key]} |" for key in rows)])
+    rows = [
+        [cell for name, share in pair for cell in (f"`{name}`", f"{share:.1%}")]
+        for pair in zip(*result["profiles"], strict=True)
+    ]
+    caption = "What remains, by own time of the event loop's thread:"
+    return markdown_table(["whole requests", "share", "streams", "share"], rows, caption)
 
 
 def api_fuzz(result: Result) -> str:
     """Table of the servers' answers to generated requests."""
-    lines = [
-        "| server | requests | valid ones | 2xx | 408 | other 4xx | 503 | other 5xx | failed |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    head = ["server", "requests", "valid ones", "2xx", "408", "other 4xx", "503", "other 5xx"]
+    rows = []
     for row in result["rows"]:
         seen = {int(k.split()[1]): n for k, n in row["seen"].items() if k.startswith("status ")}
         of = {
@@ -233,52 +201,23 @@ def api_fuzz(result: Result) -> str:
             row["cases"]["generated"], row["seen"]["positive"], of[2], late, of[4] - late,
             unavailable, of[5] - unavailable, row["cases"].get("unique_failures", 0),
         )  # fmt: skip
-        lines.append(f"| {row['model']} | " + " | ".join(f"{n:,}" for n in figures) + " |")
-    return "\n".join(lines)
-
-
-def source(name: str, result: Result, up: str) -> str:
-    """The result file of the figures. up: from the document's folder to the repository's."""
-    hardware, versions = result["hardware"], result["versions"]
-    instructions = hardware.get("instructions") or ["none of AVX-512, VNNI, BF16"]
-    gpu = f"{result['gpu']}, " if "gpu" in result else ""
-    triton = f", Triton {versions['triton']}" if gpu else ""
-    runs = [*_earlier_runs(result), result]
-    days = sorted({run["date"] for run in runs})
-    commands = dict.fromkeys(f"`{run['command']}`" for run in runs)
-    when = " to ".join(dict.fromkeys((days[0], days[-1])))
-    return (
-        f"{when}, {gpu}{hardware['cpu']}, {hardware['cores']} cores "
-        f"({', '.join(instructions)}), torch {versions['torch']}{triton}: "
-        f"{', '.join(commands)}, [results/{name}.json]({up}benchmarks/results/{name}.json)."
-    )
-
-
-def _earlier_runs(result: Result) -> list[Result]:
-    """The rows that stayed from earlier runs (`record.earlier_rows`)."""
-    rows = result.get("rows")
-    dicts = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return [row for row in dicts if {"date", "command"} <= row.keys()]
+        rows.append([row["model"], *(f"{n:,}" for n in figures)])
+    return markdown_table([*head, "failed"], rows)
 
 
 def gguf_quality(result: Result) -> str:
     """Table of the loss of GGUF files, and of their conversion."""
-    lines = [
-        f"quire-tiny, {result['tokens']:,} held-out tokens; mean KL:",
-        "",
-        "| file | file | INT8, INT4 for Q4_0 | same top-1 | in all | `int4` | in all |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    head = ["file", "file", "INT8, INT4 for Q4_0", "same top-1", "in all", "`int4`", "in all"]
+    rows = []
     for row in result["rows"]:
         cells = [row["file"], f"{row['of_file']['mean_kl']:.4f}"]
         cells += [f"{row['none']['mean_kl']:.4f}", f"{row['none']['same_top_1']:.1%}"]
         cells += [f"{row[key]['mean_kl']:.4f}" for key in ("none_in_all", "int4", "int4_in_all")]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown_table(head, rows, f"quire-tiny, {result['tokens']:,} held-out tokens; mean KL:")
 
 
 TABLES: dict[str, Callable[[Result], str]] = {
-    "cpu_model": cpu_model,
     "cpu_attention": cpu_attention,
     "cpu_growth": cpu_growth,
     "endpoint_suites": endpoint_suites,
@@ -325,11 +264,13 @@ TABLES: dict[str, Callable[[Result], str]] = {
 }
 
 
-# tables that are made of another's result file
+# the result files of tables that are not made of the one of their name alone, its function's first
 FILES = {
-    "cpu_peers_brief": "cpu_peers_amx",
-    "quantization_choice": "gpu_int4_serving",
-    "endpoint_suites_others": "endpoint_suites",
+    "cpu_peers_brief": ("cpu_peers_amx",),
+    "quantization_choice": ("gpu_int4_serving", "quantization_trained", "cpu_weights"),
+    "endpoint_suites_others": ("endpoint_suites",),
+    "vllm_serving": ("vllm_serving", "gpu_serving_server", "gpu_first_start"),
+    "published_saturated": ("published_saturated", "gpu_saturated"),
 }
 
 
@@ -346,19 +287,55 @@ def fill(text: str, up: str = "") -> str:
 
 
 def make(name: str, up: str) -> str:
-    """The named table. Raises TableError."""
+    """The named table, below where it was measured and above the commands. Raises TableError."""
     if name not in TABLES:
         raise TableError(f"{name} is no table; known: {', '.join(TABLES)}")
-    file = FILES.get(name, name)
-    path = RESULTS / f"{file}.json"
+    results = {file: _read(RESULTS / f"{file}.json") for file in FILES.get(name, (name,))}
+    first, *_ = results.values()
+    own = {file: found for file, found in results.items() if "source" not in found}  # not others'
+    sources = [source(file, found, up) for file, found in own.items()]
+    origin = sources[0] if len(sources) == 1 else "\n".join(f"- {each}" for each in sources)
+    return f"{origin}\n\n{TABLES[name](first)}\n\n{commands(own.values())}"
+
+
+def _read(path: Path) -> Result:
     if not path.is_file():
         raise TableError(f"{path} is missing; run the benchmark that writes it")
-    result = json.loads(path.read_text())
+    result: Result = json.loads(path.read_text())
     if not result.get("rows", True):
         raise TableError(f"{path} has no rows, so the table is empty; run its benchmark again")
-    if "source" in result:  # its table says so itself
-        return TABLES[name](result)
-    return f"{TABLES[name](result)}\n\n{source(file, result, up)}"
+    return result
+
+
+def source(name: str, result: Result, up: str) -> str:
+    """When and where a file's figures were measured. up: from the document to the repository."""
+    days = sorted({run["date"] for run in _runs(result)})
+    when = " to ".join(dict.fromkeys((days[0], days[-1])))
+    hardware, versions = result["hardware"], result["versions"]
+    where = f"{hardware['cores']} cores"
+    if "gpu" in result:
+        where = f"{result['gpu']}, {where}, torch {versions['torch']}, Triton {versions['triton']}"
+    else:
+        sets = ", ".join(hardware.get("instructions") or ["none of AVX-512, VNNI, BF16"])
+        cpu = hardware["cpu"].replace("(R)", "")
+        where = f"{cpu}, {where} ({sets}), torch {versions['torch']}"
+    return f"{when}, {where} ([{name}.json]({up}benchmarks/results/{name}.json))."
+
+
+def commands(results: Iterable[Result]) -> str:
+    """The commands that measured these results, one a line, in a block that readers open."""
+    found = dict.fromkeys(run["command"] for result in results for run in _runs(result))
+    lines = "\n".join(line for command in found for line in command.split("; "))
+    text = re.sub(r"\bpython (?=\w+\.py)", "python benchmarks/", lines)
+    return f"<details><summary>Commands</summary>\n\n```\n{text}\n```\n\n</details>"
+
+
+def _runs(result: Result) -> list[Result]:
+    """Rows that have date and command of the run that measured them, and the last run."""
+    lists = (result.get(key) for key in ("rows", "levels", "starts"))
+    rows = [row for rows in lists if isinstance(rows, list) for row in rows]
+    dicts = [row for row in rows if isinstance(row, dict)]
+    return [*(row for row in dicts if {"date", "command"} <= row.keys()), result]
 
 
 def main() -> None:

@@ -228,7 +228,7 @@ def test_tables_are_those_of_the_result_files(document: Path) -> None:
     ("text", "problem"),
     [
         ("<!-- table:ghost -->\nold\n<!-- end -->", "ghost is no table"),
-        ("<!-- table:cpu_model -->\nold\n", "1 table markers, but 0 of them"),
+        ("<!-- table:soak -->\nold\n", "1 table markers, but 0 of them"),
         ("<!-- table:empty -->\n<!-- end -->", "empty.json has no rows"),
         ("<!-- table:lost -->\nold\n<!-- end -->", "lost.json is missing"),
     ],

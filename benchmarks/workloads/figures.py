@@ -109,8 +109,8 @@ def _percentiles(whole: Sequence[RequestResult], *, stream: bool) -> dict[str, f
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Nearest rank; ordered is not empty."""
-    return ordered[max(1, math.ceil(percent / 100 * len(ordered))) - 1]
+    """Nearest rank; NaN of nothing."""
+    return ordered[max(1, math.ceil(percent / 100 * len(ordered))) - 1] if ordered else math.nan
 
 
 def heading() -> str:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-FIGURES = Path(__file__).parents[1] / "results" / "vllm_serving.json"
+from record import tracked
 
 Row = dict[str, Any]
 
 
 def vllm_figures(workload: str, label: str, level: float) -> Row:
     """vLLM's row of this level; empty if none is known. label: of the weights."""
-    rows: list[Row] = json.loads(FIGURES.read_text())["varied"]
+    rows: list[Row] = tracked("vllm_serving")["varied"]
     wanted = (workload, label, level)
     return next((r for r in rows if (r["workload"], r["label"], r["level"]) == wanted), {})
 

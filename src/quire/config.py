@@ -227,7 +227,8 @@ class SchedulerConfig:
     max_num_seqs: int = setting(256, "most requests that run at once", within=COUNT)
     max_num_batched_tokens: int = setting(
         0,
-        "token budget of a step; 0: max_num_seqs plus 512 (2048 on a GPU, 256 on a slow CPU)",
+        "token budget of a step; 0: max_num_seqs plus 512 (2048 on a GPU, 256 on a slow CPU); "
+        "without chunked prefill, at least max_num_seqs plus max_model_len",
         within=(0, MOST),
     )
     scheduling_policy: Literal["fcfs", "priority"] = setting(
@@ -278,11 +279,15 @@ class SchedulerConfig:
             "max_num_batched_tokens or lower max_model_len",
         )
 
-    def resolved(self, device_type: str) -> SchedulerConfig:
-        """A copy with the default token budget of a device, if none was given."""
-        steps = 1 if self.enable_chunked_prefill else 4  # so that most prompts run complete
-        default = steps * FULL_STEP[device_type] + self.max_num_seqs
-        budget = self.max_num_batched_tokens or default
+    def resolved(self, device_type: str, max_model_len: int) -> SchedulerConfig:
+        """A copy with the default token budget of a device, if none was given.
+
+        max_model_len: of the model; whole prompts fit in a step as long as that.
+        """
+        prompts = FULL_STEP[device_type]
+        if not self.enable_chunked_prefill:
+            prompts = max(4 * prompts, max_model_len)
+        budget = self.max_num_batched_tokens or prompts + self.max_num_seqs
         return dataclasses.replace(self, max_num_batched_tokens=budget)
 
     @property
@@ -330,17 +335,21 @@ class EngineConfig:
         """Whether kernels may read what requests have in common once for all of them."""
         return self.cache.enable_prefix_caching and not self.device.batch_invariant
 
-    def resolved(self, device_type: str) -> EngineConfig:
-        """A copy with device-dependent defaults resolved; device_type: "cpu" or "cuda".
-
-        Raises ConfigError for settings that the device does not support.
-        """
+    def check_device(self, device_type: str) -> None:
+        """Raise ConfigError for settings that "cpu" or "cuda" does not support."""
         require(
             not self.device.batch_invariant or device_type == "cuda",
-            f"batch_invariant is for GPUs, but device is {device_type!r}; leave it out",
+            f"batch_invariant is for GPUs, but device is {device_type!r}; leave it out: "
+            "docs/sampling.md says which models have the same tokens in any batch on a CPU",
         )
+
+    def resolved(self, device_type: str, max_model_len: int) -> EngineConfig:
+        """A copy with defaults resolved that depend on the device and on the model's length.
+
+        device_type: "cpu" or "cuda".
+        """
         device = dataclasses.replace(self.device, device="cuda" if device_type == "cuda" else "cpu")
-        scheduler = self.scheduler.resolved(device_type)
+        scheduler = self.scheduler.resolved(device_type, max_model_len)
         model = dataclasses.replace(self.model, quantization=self.model.scheme)
         return dataclasses.replace(self, model=model, device=device, scheduler=scheduler)
 
@@ -369,7 +378,7 @@ def unknown_setting(name: str, known: Collection[str]) -> str:
     from quire.compat.name_homes import python_home  # usually not needed
 
     near = nearest_name(name, known)
-    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+    hint = f"did you mean {near!r}?" if near else "leave it out; `quire serve --help` lists all"
     return python_home(name) or f"unknown setting {name!r}; {hint}"
 
 

@@ -139,15 +139,19 @@ def _refuse_by_files(name: str, revision: str | None, folder: Path) -> None:
         raise CheckpointError(text)
 
 
-@functools.cache
 def _files_of(name: str, revision: str | None) -> Sequence[str]:
     """Names of a repository's files; none where the hub does not list them now."""
+    with suppress(Exception):  # whatever fails, as the network: it only says more
+        return _listed_files(name, revision)
+    return ()
+
+
+@functools.cache  # which stores no failure
+def _listed_files(name: str, revision: str | None) -> Sequence[str]:
     from huggingface_hub import HfApi
 
-    with suppress(Exception):  # whatever fails, as the network: it only says more
-        about = HfApi().model_info(name, revision=revision, timeout=_LIST_SECONDS)
-        return sorted(each.rfilename for each in about.siblings or ())
-    return ()
+    about = HfApi().model_info(name, revision=revision, timeout=_LIST_SECONDS)
+    return sorted(each.rfilename for each in about.siblings or ())
 
 
 def hub_name(given: str) -> str:

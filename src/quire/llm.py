@@ -39,7 +39,10 @@ from quire.engine.startup.resolved_config import check_files
 from quire.errors import invalid_value
 from quire.llm_options import LLMArguments
 from quire.tokenizer.load_tokenizer import load_tokenizer, read_template
+from quire.tokenizer.tokenizer import Tokenizer
 from quire.tokenizer.transformers_api import TransformersTokenizer
+
+_MARKS_FIX = "set reasoning_marks in SamplingParams"
 
 Sampling = SamplingParams | Sequence[SamplingParams] | None
 
@@ -108,7 +111,7 @@ class LLM(ModelOwner):
         return self._engine.answer(
             "prompt",
             list(zip(found, self._sampling(sampling_params, len(found)), strict=True)),
-            lambda prompt: prompt,
+            lambda prompt, params: (prompt, self._with_budget(params)),
             how,
             use_tqdm=use_tqdm,
             raise_errors=raise_errors,
@@ -144,15 +147,19 @@ class LLM(ModelOwner):
             raise invalid_value("chat_template_kwargs", f"must be a map, not {given!r:.64}")
         variables = {**given, **own}
 
-        def encode(conversation: list[Message]) -> list[int]:
+        def request(
+            conversation: list[Message], params: SamplingParams
+        ) -> tuple[list[int], SamplingParams]:
             rendered = tokenizer.chat_prompt(conversation, **variables)
-            return token_ids_of(rendered, tokenizer, self.info.limits, how, is_rendered=True)
+            limits = self.info.limits
+            token_ids = token_ids_of(rendered, tokenizer, limits, how, is_rendered=True)
+            return token_ids, _reasoned(params, tokenizer, token_ids)
 
         found = read_conversations(messages)
         return self._engine.answer(
             "messages",
             list(zip(found, self._sampling(sampling_params, len(found)), strict=True)),
-            encode,
+            request,
             how,  # where as many tokens are kept as fit, those beside the answer
             use_tqdm=use_tqdm,
             raise_errors=raise_errors,
@@ -312,15 +319,26 @@ class LLM(ModelOwner):
     def _sampling(self, given: Sampling, count: int) -> list[SamplingParams]:
         if given is None:
             given = self.get_default_sampling_params()
-        found = expand_sampling_params(given, count)
-        if not any(params.thinking_token_budget is not None for params in found):
-            return found
+        return expand_sampling_params(given, count)
+
+    def _with_budget(self, params: SamplingParams) -> SamplingParams:
+        """The params of a prompt outside a chat; the template of chats may show the marks."""
+        if params.thinking_token_budget is None:
+            return params
         from quire.server.parsing.choose_parsers import choose_parsers  # a start needs none
         from quire.server.parsing.reasoning_parser import with_reasoning_marks
 
         reasoning = choose_parsers(self.tokenizer.chat_template_text, ()).reasoning
-        with_marks = partial(with_reasoning_marks, fix="set reasoning_marks in SamplingParams")
-        return [with_marks(params, reasoning, self.tokenizer) for params in found]
+        return with_reasoning_marks(params, reasoning, self.tokenizer, fix=_MARKS_FIX)
+
+
+def _reasoned(params: SamplingParams, tokenizer: Tokenizer, token_ids: list[int]) -> SamplingParams:
+    """The params of a chat: a budget and a constraint know of reasoning, as in the server."""
+    if params.thinking_token_budget is None and params.structured_outputs is None:
+        return params
+    from quire.server.parsing.answer_sampling import chat_sampling  # a start needs none
+
+    return chat_sampling(params, token_ids, tokenizer, fix=_MARKS_FIX)
 
 
 def _vector(output: RequestOutput) -> EmbeddingOutput:

@@ -52,7 +52,9 @@ def test_a_row_that_stays_keeps_its_run(tmp_path: Path) -> None:
     newer = {"date": "2026-02-02", "command": "python second.py", "rows": [stored, {"a": 2}]}
     text = tables.source("x", newer | MACHINE, "")
     assert text.startswith("2026-01-01 to 2026-02-02, a cpu, 2 cores")
-    assert "`python first.py`, `python second.py`, [results/x.json]" in text
+    assert text.endswith("([x.json](benchmarks/results/x.json)).")
+    block = tables.commands([newer])
+    assert "\npython benchmarks/first.py\npython benchmarks/second.py\n" in block
     file.write_text(json.dumps(newer))
     assert record.earlier_rows(file)[0] == stored
     assert "2026-02-02, a cpu" in tables.source("x", newer | MACHINE | {"rows": 16}, "")

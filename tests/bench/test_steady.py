@@ -54,7 +54,7 @@ class Device:
 
 def engine(device: Device) -> EngineCore:
     """The real loop, scheduler and block manager, with this device."""
-    config = SchedulerConfig(max_num_seqs=32).resolved("cuda")
+    config = SchedulerConfig(max_num_seqs=32).resolved("cuda", 4000)
 
     def make_scheduler() -> Scheduler:
         kv = CachedPromptManager(4096, 16, enable_prefix_caching=False)

@@ -266,7 +266,7 @@ def test_ratios_above_one_are_better(monkeypatch: pytest.MonkeyPatch) -> None:
         return {"workload": "voice-8b", "label": "bf16", "level": 1} | figures
 
     ours = {"levels": [row(ttft_p50=25, itl_p50=2.5, tok_s=400, ok=8)], "starts": []}
-    monkeypatch.setattr("serving_table._load", lambda _name: ours)
+    monkeypatch.setattr("serving_table.tracked", lambda _name: ours)
     peer = {"source": "vLLM.", "starts": [], "levels": [row(ttft_p50=50, itl_p50=5, tok_s=200)]}
     text = serving(peer | {"saturation": {"rewrite-1b": 1213}})
     assert "| 1 | 50 / - · 5 / - · 200 | 25 / - · 2.5 / - · 400 | 2.00 · 2.00 · 2.00 |" in text

@@ -73,16 +73,17 @@ def test_embeddings_are_answered() -> None:
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        (b"not json", "malformed"),
-        (b"\xff", ""),
-        (b"[]", "object"),
-        (b"{}", "custom_id"),
+        (b"not json", "it is not JSON (JSON is malformed: invalid character (byte 4)); correct it"),
+        (b"\xff", "; correct it"),
+        (b"[]", "it must be a JSON object; correct it"),
+        (b"{}", "custom_id: it is missing; send it"),
+        (b'{"custom_id": 1}', "custom_id: must be a string, not an integer"),
         (line("x", url="/v1/ghosts"), "url: "),
         (line("x", method="GET"), "method: "),
         (line(""), "custom_id: "),
         (line("a"), "custom_id: another line"),
         (line("x", CHAT | {"stream": True}), "body.stream: "),
-        (line("x", extra=1), "extra"),
+        (line("x", extra=1), "extra: not supported; leave it out"),
     ],
 )
 def test_a_bad_line_is_reported_and_stops_nothing(bad: bytes, words: str) -> None:
@@ -110,6 +111,19 @@ def test_a_failure_of_the_engine_ends_one_line_only() -> None:
     engine = FakeEngine(fail_at=2)
     results = run([line("a"), line("b", CHAT | {"max_tokens": 1})], engine)
     assert {r["custom_id"]: r["response"]["status_code"] for r in results} == {"a": 500, "b": 200}
+
+
+@pytest.mark.parametrize("parser", ["auto", "none"])
+def test_the_command_knows_what_chats_have(parser: str, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(line("a", CHAT | {"max_tokens": 3, "temperature": 0}))
+    template = "{{ messages[0]['content'] }}{{ mark }}{# </think> #}"
+    words = ["run-batch", "-i", str(source), "-o", str(target), "--num-blocks", "64"]
+    words += ["--chat-template", template, "--reasoning-parser", parser]
+    assert main([*words, "--default-chat-template-kwargs", '{"mark": "<think>"}']) == 0
+    message = json.loads(target.read_text())["response"]["body"]["choices"][0]["message"]
+    assert bool(message["content"]) == (parser == "none")
+    assert bool(message["reasoning_content"]) == (parser == "auto")
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,6 +123,17 @@ def test_an_empty_message_is_refused_before_a_model_is_loaded(
     assert "the message is empty; write it, or leave it out" in capsys.readouterr().err
 
 
+def test_a_constraint_is_for_what_follows_the_reasoning() -> None:
+    engine = FakeEngine()
+    engine.tokenizer.chat_template_text = "</think>"
+    params = SamplingParams(max_tokens=None, structured_outputs={"choice": ["a"]})  # type: ignore[arg-type]
+    with asyncio.Runner() as runner:
+        chat = Chat(engine, params, runner.run)  # type: ignore[arg-type]
+        assert chat.run(iter(["hi"])) == 0
+    constraint = engine.calls[-1]["sampling"].structured_outputs
+    assert (constraint.kind, constraint.thought_mark) == ("grammar", "<think>")
+
+
 def test_chat_commands(capsys: pytest.CaptureFixture[str]) -> None:
     lines = ("/help", "/nonsense", "hi", "/system be brief", "/reset", "/quit", "never read")
     status, chat = talk(FakeEngine(), *lines)
@@ -175,8 +186,9 @@ def test_speed_without_a_rate() -> None:
 
 
 def test_commands_of_other_chats(capsys: pytest.CaptureFixture[str]) -> None:
-    _, chat = talk(FakeEngine(), "hi", "/clear", "/?", "/set temperature 0", "/bye", "more")
-    assert chat.messages == []
+    lines = ("hi", "/clear", "/?", "/set temperature 0", '/set system "be brief"')
+    _, chat = talk(FakeEngine(), *lines, "/bye", "more")
+    assert chat.messages == [{"role": "system", "content": "be brief"}]
     err = capsys.readouterr().err
     assert "/system TEXT" in err
     assert "there is no /set here; use options of `quire chat`" in err

@@ -68,7 +68,11 @@ SURFACE = {
     "serve": SERVE + ENGINE,
     "chat": "--system" + PROMPTS + SAMPLING.replace(" --n ", " ") + ENGINE,
     "generate": "--prompt --file --chat --system --json" + PROMPTS + SAMPLING + ENGINE,
-    "run-batch": "-i --input-file -o --output-file" + ENGINE,
+    "run-batch": """
+        -i --input-file -o --output-file --tool-call-parser --reasoning-parser
+        --default-chat-template-kwargs
+    """
+    + ENGINE,
     "profile": "--batch-size --context --prefill --json --plot" + ENGINE,
     "quantize": """
         --method --out -o --group-size --symmetric --no-symmetric --format --ignore --act-order

@@ -69,6 +69,41 @@ def test_an_option_with_several_numbers_takes_no_model() -> None:
     assert (own, len(notices)) == (["m/m", "--port", "1"], 1)
 
 
+@pytest.mark.parametrize(
+    ("words", "own"),
+    [
+        (["--enable-chunked-prefill=False"], ["--no-enable-chunked-prefill"]),
+        (["--enable-chunked-prefill", "False"], ["--no-enable-chunked-prefill"]),
+        (["--enforce_eager", "True", "m/m"], ["--enforce-eager", "m/m"]),
+        (["--enforce-eager", "m/m"], ["--enforce-eager", "m/m"]),
+        (["--enforce-eager=on"], ["--enforce-eager"]),
+        (["--enforce-eager=maybe"], ["--enforce-eager=maybe"]),  # which is refused then
+        (["--no-enforce-eager"], ["--no-enforce-eager"]),
+    ],
+)
+def test_a_switch_may_have_a_value(words: list[str], own: list[str]) -> None:
+    actions = serve.make_parser()._option_string_actions
+    assert foreign_options.own_argv(words, actions, takes_model=True) == (own, [])
+
+
+@pytest.mark.parametrize("value", ["none", "auto", "deepseek"])
+def test_a_reasoning_format_is_a_parser_or_none(value: str) -> None:
+    args = serve.make_parser().parse(["m", "--reasoning-format", value])
+    assert getattr(args, "reasoning_parser", "auto") == ("none" if value == "none" else "auto")
+    with pytest.raises(ConfigError, match=r"deepseek-legacy' is not supported: .*; use auto or"):
+        serve.make_parser().parse(["m", "--reasoning-format=deepseek-legacy"])
+
+
+def test_a_key_may_follow_another() -> None:
+    for words, keys, model in (
+        (["m", "--api-key", "k1", "k2", "--port", "1"], "k1,k2", "m"),
+        (["--api-key", "k1", "m"], "k1", "m"),
+        (["m", "--api-key", "k1", "--api-key", "k2"], "k1,k2", "m"),
+    ):
+        args = serve.make_parser().parse(words)
+        assert (args.api_key, args.model) == (keys, model)
+
+
 def test_an_option_may_repeat_another() -> None:
     actions = generate.make_parser()._option_string_actions
     for words, own in (

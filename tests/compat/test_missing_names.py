@@ -121,7 +121,7 @@ def test_a_class_is_asked_before_a_model_is_loaded(name: str) -> None:
     [
         ({"max_num_seq": 3}, r"^unknown setting 'max_num_seq'; did you mean 'max_num_seqs'\?"),
         ({"temperature": 3}, r"^temperature is a sampling param; use SamplingParams"),
-        ({"xyzzy": 3}, r"^unknown setting 'xyzzy'; known: model, tokenizer"),
+        ({"xyzzy": 3}, r"^unknown setting 'xyzzy'; leave it out; `quire serve --help`"),
     ],
 )
 def test_engine_args_refuse_unknown_names_as_llm_does(options: dict[str, Any], text: str) -> None:

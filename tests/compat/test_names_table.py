@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import warnings
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from house_files import SOURCE, expect_none, nodes
 
 from quire.cli import generate, main, serve
 from quire.cli.foreign_options import OWN_FLAGS, SCOPES, flags_of
@@ -37,6 +39,20 @@ OWN: dict[Scope, set[str]] = {
     "pooling": POOLING, "call": {"prompts", "data_1", "data_2"},
 }  # fmt: skip
 ROWS = [(scope, row) for scope, rows in NAMES.items() for row in rows]
+
+
+def test_a_phrase_is_written_once() -> None:
+    homes: dict[str, set[str]] = {}
+    for path in (SOURCE / "compat").glob("*.py"):
+        for node in nodes(path):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                homes.setdefault(node.value, set()).add(path.name)
+    texts = {text: files for text, files in homes.items() if len(text) >= 20 and " " in text}
+    expect_none(
+        f"{text!r} in {', '.join(sorted(files))}: write it in phrases.py alone"
+        for text, files in texts.items()
+        if len(files) > (1 if "phrases.py" in files else 2)
+    )
 
 
 @pytest.mark.parametrize(("scope", "row"), ROWS, ids=lambda value: getattr(value, "name", value))
@@ -156,7 +172,10 @@ def test_what_is_done_anyway_needs_no_warning(option: dict[str, Any]) -> None:
         ({"n_ctx": 1, "max_model_len": 2}, "^n_ctx and max_model_len are one setting"),
         ({"served_model_name": ["a", "a"]}, "^served_model_name is 'a,a', which has a name twice"),
         ({"max_model_length": 1}, "did you mean 'max_model_len'"),
-        ({"ctx_len": 1}, "^unknown setting 'ctx_len'; known: model,"),  # and not block_size
+        (
+            {"ctx_len": 1},
+            "^unknown setting 'ctx_len'; leave it out; `quire serve",
+        ),  # and not block_size
     ],
 )
 def test_what_is_not_there_is_refused_by_name(options: dict[str, Any], text: str) -> None:

@@ -19,6 +19,7 @@ from quire import LLM, BeamSearchParams, EngineArgs, PoolingParams, RequestOutpu
 from quire.compat.method_names import METHODS
 from quire.config import EngineConfig
 from quire.core.reasoning_marks import ReasoningMarks
+from quire.core.structured_outputs import StructuredOutputs
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend import offline_engine
@@ -38,6 +39,14 @@ from quire.model_folder import BUNDLED_FOLDER
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     return LLM(dtype="float32", threads=1, num_blocks=300, max_logprobs=-1)
+
+
+def test_prompts_that_are_never_cut_need_no_other_setting() -> None:
+    with LLM(enable_chunked_prefill=False, num_blocks=300) as whole:
+        longest = whole.info.limits.max_model_len
+        sampling = SamplingParams(temperature=0, max_tokens=1)
+        (output,) = whole.generate([[5] * (longest - 1)], sampling, use_tqdm=False)
+    assert output.outputs[0].finish_reason == "length"
 
 
 def test_all_log_probabilities(llm: LLM) -> None:
@@ -84,6 +93,29 @@ def test_reasoning_ends_with_its_budget(llm: LLM) -> None:
     assert answers(3, plain[1:2], temperature=0)[0] == plain  # it ended by itself
     with pytest.raises(InvalidRequestError, match=r"^thinking_token_budget: how this model marks"):
         llm.generate("A list is", SamplingParams(thinking_token_budget=1), use_tqdm=False)
+
+
+@pytest.mark.parametrize("end", ["<think>\n", "", "<think>\n\n</think>\n\n"])
+def test_a_constraint_is_for_what_follows_the_reasoning_of_a_chat(llm: LLM, end: str) -> None:
+    """end: of the prompt: what opens the reasoning, nothing, or what switches it off."""
+    template, is_open = "{{ messages[0]['content'] }}{{ end }}{# </think> #}", end == "<think>\n"
+    choices = ["red", "blue shoes"]
+    sampling = SamplingParams(
+        temperature=0, max_tokens=40, structured_outputs={"choice": choices},
+        thinking_token_budget=5,
+    )  # fmt: skip
+    chat: dict[str, Any] = {"chat_template": template, "end": end, "use_tqdm": False}
+    (output,) = llm.chat(CHAT, sampling, **chat)
+    thought, mark, answer = output.outputs[0].text.rpartition("</think>")
+    assert (bool(thought), bool(mark)) == (is_open, is_open)
+    assert (answer.strip() if is_open else answer) in choices
+    sampling.temperature, sampling.thinking_token_budget = 1.0, None
+    if end.endswith("</think>\n\n"):
+        (output,) = llm.chat(CHAT, replace(sampling, n=9, seed=1), **chat)
+        assert {answer.text for answer in output.outputs} <= {*choices}
+    sampling.structured_outputs = StructuredOutputs(json="[]")
+    with pytest.raises(InvalidRequestError, match=r"^structured_outputs\.json: must be a JSON sch"):
+        llm.chat(CHAT, sampling, **chat)
 
 
 def test_log_probabilities_have_a_limit(llm: LLM) -> None:
@@ -268,12 +300,15 @@ def test_prompts_are_cut_at_their_start(llm: LLM) -> None:
     for count, options in (
         (longest - 8, {"truncate_prompt_tokens": -1}),
         (9, {"tokenization_kwargs": {"truncate_prompt_tokens": 9, "add_special_tokens": False}}),
+        (longest - 8, {"tokenization_kwargs": {"truncation": True}}),
+        (9, {"tokenization_kwargs": {"truncation": "longest_first", "max_length": 9}}),
+        (7, {"tokenization_kwargs": {"truncation": True}, "truncate_prompt_tokens": 7}),
     ):
         output = llm.generate("list " * 9999, GREEDY, use_tqdm=False, **options)[0]
         assert len(output.prompt_token_ids) == count
     vector = llm.embed("list " * 9999, truncate_prompt_tokens=5, use_tqdm=False)[0]
     assert len(vector.prompt_token_ids) == 5
-    for wrong in ({"truncate_prompt_tokens": 0}, {"tokenization_kwargs": {"truncation": True}}):
+    for wrong in ({"truncate_prompt_tokens": 0}, {"tokenization_kwargs": {"truncation": 3}}):
         with pytest.raises(InvalidRequestError, match=r"^trunca.*(must be|; use truncate_prompt)"):
             llm.generate("a", use_tqdm=False, **wrong)
 

@@ -25,6 +25,7 @@ class Compiled:
     spilled: int  # bytes of registers spilled to memory, for each thread
     shared_memory: int  # bytes for each program
     barriers_left: int  # mbarriers that are not invalidated, see hopper_barriers.py
+    serialized: bool  # whether ptxas waits for each warpgroup MMA before the next one
 
 
 def compile_kernel(
@@ -64,16 +65,28 @@ def compile_kernel(
     usage = _resources(binary.asm["cubin"])
     ptx = binary.asm["ptx"]
     left = ptx.count("mbarrier.init.") - ptx.count("mbarrier.inval.")
-    return Compiled(usage["REG"], usage["STACK"] + usage["LOCAL"], binary.metadata.shared, left)
+    spilled = usage["STACK"] + usage["LOCAL"]
+    serialized = "wgmma.mma_async" in ptx and _serializes(binary.asm["cubin"])
+    return Compiled(usage["REG"], spilled, binary.metadata.shared, left, serialized)
 
 
 def _resources(cubin: bytes) -> dict[str, int]:
     """The resources of a cubin's only function, by the names that cuobjdump uses."""
+    found = re.findall(r"(\w+):(\d+)", _shown(cubin, "-res-usage"))
+    return {name: int(value) for name, value in found}
+
+
+def _serializes(cubin: bytes) -> bool:
+    text = _shown(cubin, "-sass")
+    mmas = len(re.findall(r"\b[HQI]GMMA\.", text))
+    return mmas == text.count("WARPGROUP.DEPBAR.LE gsb0, 0x0")
+
+
+def _shown(cubin: bytes, what: str) -> str:
+    """What cuobjdump prints of a cubin."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = subprocess.run(
-            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
-        )
-    return {name: int(value) for name, value in re.findall(r"(\w+):(\d+)", done.stdout)}
+        done = subprocess.run([tool, what, file.name], capture_output=True, text=True, check=True)
+    return done.stdout

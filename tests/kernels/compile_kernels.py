@@ -26,7 +26,7 @@ from quire.kernels.triton.attention.kv_dequantization import (
 from quire.kernels.triton.attention.prefill_attention import prefill_attention_kernel
 from quire.kernels.triton.attention.shared_prefix_attention import shared_attention_kernel
 from quire.kernels.triton.gemm.block_config import BlockConfig
-from quire.kernels.triton.gemm.byte_rows_config import ByteRowsConfig
+from quire.kernels.triton.gemm.byte_rows_config import byte_rows_configs
 from quire.kernels.triton.gemm.int4_config import scales_codes
 from quire.kernels.triton.gemm.int4_rows_config import int4_rows_configs
 from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
@@ -255,10 +255,10 @@ def ring_int4(
 
 def rows_int4(
     capability: int, block_m: int = 256, block_n: int = 64, group: int = 128,
-    *, zeros: bool = False, codebook: str | None = None,
+    *, zeros: bool = False, codebook: str | None = None, split: int = 4,
 ) -> Compiled:  # fmt: skip
     """The result of more than 64 rows in FP8 with weights in four bits."""
-    config = next(each for each in int4_rows_configs(192, 4096, 4096)
+    config = next(each for each in int4_rows_configs(384, 4096, 4096)
                   if (each.block_m, each.block_n) == (block_m, block_n))  # fmt: skip
     words, groups = gl.NVMMASharedLayout(128, 32, 3), f"{256 // group},{block_n}"
     columns, rest = tile_layout(1), config.rest
@@ -274,7 +274,7 @@ def rows_int4(
         **dict.fromkeys(["x_scale_ptr", "row_scale_ptr", "partial_ptr"], "*fp32"),
     }  # fmt: skip
     constants: dict[str, Any] = {
-        "STAGES": config.stages, "SPLIT": 4,
+        "STAGES": config.stages, "SPLIT": split,
         "CODEBOOK": codebook and byte_tables(codebook, torch.float16),
     }  # fmt: skip
     for name in ([] if zeros else ["zero_desc"]) + ([] if rest else ["rest_desc"]):
@@ -322,26 +322,26 @@ def blocks(
 
 
 def rows_bytes(
-    capability: int, block_m: int = 256, block_n: int = 128, group: int = 128, stages: int = 2,
-    split: int = 1, codes: str = "s8", *, zeros: bool = False,
+    capability: int, block_m: int = 256, block_n: int = 128, group: int = 128, split: int = 1,
+    codes: str = "s8", *, zeros: bool = False,
 ) -> Compiled:  # fmt: skip
     """The result of more than 64 rows in bfloat16 with weights of a byte each."""
-    config = ByteRowsConfig(block_m, block_n, stages, split)
-    words, columns = gl.NVMMASharedLayout(128, 32, 3), gl.NVMMASharedLayout(128, 16, 4)
+    config = next(each for each in byte_rows_configs(256, 4096, 4096)
+                  if (each.block_m, each.block_n) == (block_m, block_n))  # fmt: skip
+    words, columns = gl.NVMMASharedLayout(128, 32, 3), gl.NVMMASharedLayout(128, 16, 3)
+    groups = f"{128 // (group or 128)},{block_n}"
     types = {
-        "x_desc": f"tensordesc<bf16[2,1,{block_m},64],{columns!r}>",
+        "x_desc": f"tensordesc<bf16[{config.columns // 64},{block_m},64],{columns!r}>",
         "w_desc": f"tensordesc<i32[1,{block_n},32],{words!r}>",
+        "scale_desc": f"tensordesc<fp16[{groups}],{gl.NVMMASharedLayout(0, 16, 2)!r}>",
+        "zero_desc": f"tensordesc<i8[{groups}],{gl.NVMMASharedLayout(0, 8, 2)!r}>",
         "out_desc": f"tensordesc<bf16[{block_m}, {block_n}],{tile_layout(2)!r}>", "bias_ptr": BF16,
-        **dict.fromkeys(["row_scale_ptr", "partial_ptr"], "*fp32"),
-        "group_scale_ptr": "*fp16", "zero_ptr": "*i8", "counter_ptr": INTS,
+        **dict.fromkeys(["row_scale_ptr", "partial_ptr"], "*fp32"), "counter_ptr": INTS,
         **dict.fromkeys(["M", "N", "K"], "i32"),
     }  # fmt: skip
-    constants: dict[str, Any] = {
-        "STAGES": stages, "SPLIT": split, "GROUP": group or 128, "CODES": codes,
-        "GROUP_ROWS": config.group_rows(4096, group or 128),
-    }  # fmt: skip
-    absent = ([] if zeros else ["zero_ptr"]) + ([] if group else ["group_scale_ptr"])
-    return compile_kernel(
+    constants: dict[str, Any] = {"STAGES": config.stages, "SPLIT": split, "CODES": codes}
+    absent = ([] if zeros else ["zero_desc"]) + ([] if group else ["scale_desc"])
+    compiled = compile_kernel(
         hopper_byte_rows_kernel,
         {name: kind for name, kind in types.items() if name not in absent},
         constants | dict.fromkeys(absent),
@@ -349,6 +349,8 @@ def rows_bytes(
         num_warps=config.warps,
         launch_pdl=True,
     )
+    assert compiled.shared_memory <= config.shared_memory
+    return compiled
 
 
 def rows(capability: int, kind: str = "fp8e4nv", most: int = 128) -> Compiled:
@@ -846,9 +848,8 @@ KERNELS = {
     "rows_bytes": rows_bytes,
     "rows_bytes_alone": functools.partial(rows_bytes, group=0),
     "rows_fp8_alone": functools.partial(rows_bytes, codes="e4m3", group=0),
-    "rows_bytes_zeros": functools.partial(
-        rows_bytes, block_m=128, group=32, stages=3, split=2, zeros=True
-    ),
+    "rows_bytes_zeros": functools.partial(rows_bytes, group=32, split=2, zeros=True),
+    "rows_bytes_few": functools.partial(rows_bytes, block_m=128, group=64),
     "rows_bytes_fp8": functools.partial(
         rows_bytes, block_m=128, block_n=64, codes="e4m3", group=64
     ),
@@ -856,6 +857,7 @@ KERNELS = {
     "rows_int4_zeros": functools.partial(rows_int4, group=32, zeros=True),
     "rows_int4_wide": functools.partial(rows_int4, block_m=128, block_n=128, group=32, zeros=True),
     "rows_int4_rest": functools.partial(rows_int4, block_m=192, group=32, zeros=True),
+    "rows_int4_most": functools.partial(rows_int4, block_m=384, split=1),
     "rows_nf4": functools.partial(rows_int4, group=64, codebook="nf4"),
     "rows_mxfp4_wide": functools.partial(
         rows_int4, block_m=192, block_n=128, group=32, codebook="mxfp4"

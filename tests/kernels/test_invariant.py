@@ -228,7 +228,7 @@ def same(a: Tensor, b: Tensor) -> None:
 def test_a_cpu_is_refused() -> None:
     options = {"batch_invariant": True, "quantization": "int8"}
     with pytest.raises(ConfigError, match="for GPUs, but device is 'cpu'; leave it out"):
-        EngineConfig.from_options(**options).resolved("cpu")
+        EngineConfig.from_options(**options).check_device("cpu")
 
 
 def test_an_engine_without_a_model_refuses_it_too() -> None:

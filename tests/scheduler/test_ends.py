@@ -25,7 +25,7 @@ def test_every_finish_reason() -> None:
 
     def run(**fields: object) -> tuple[list[int], str | None, int | None]:
         kv = KVCacheManager(64, 4)
-        scheduler = Scheduler(SchedulerConfig(max_num_seqs=4).resolved("cpu"), kv, 128)
+        scheduler = Scheduler(SchedulerConfig(max_num_seqs=4).resolved("cpu", 128), kv, 128)
         sampling = SamplingParams(**{"max_tokens": 30} | fields)  # type: ignore[arg-type]
         message = AddRequest(
             request_id="x", prompt_token_ids=prompt, sampling=sampling, eos_token_ids=[eos]

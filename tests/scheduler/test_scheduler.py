@@ -185,6 +185,18 @@ def test_without_chunks_the_budget_must_admit_the_longest_prompt() -> None:
         Scheduler(config, KVCacheManager(64, 16), max_model_len=257)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("max_model_len", [16, 131_072])
+def test_without_chunks_the_default_budget_is_for_the_longest_prompt_beside_all_decodes(
+    device: str, max_model_len: int
+) -> None:
+    config = SchedulerConfig(enable_chunked_prefill=False).resolved(device, max_model_len)
+    Scheduler(config, KVCacheManager(64, 16), max_model_len)
+    assert config.full_step >= max_model_len
+    chunked = SchedulerConfig().resolved(device, max_model_len)
+    assert chunked == SchedulerConfig().resolved(device, 16)
+
+
 def test_priorities_order_the_queue() -> None:
     sim = Simulation(max_num_seqs=1, scheduling_policy="priority")
     sim.add(4, max_tokens=1, priority=1)

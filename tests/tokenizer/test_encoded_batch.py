@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,15 @@ def test_padding_needs_a_token_and_truncation_a_number(folders: dict[str, Path])
     tokenizer = TransformersTokenizer(Tokenizer.from_folder(folders["gpt2"]))
     with pytest.raises(InvalidRequestError, match=r"truncation: .* no file names; set max_"):
         tokenizer(TEXTS, truncation=True)
+    wrong: Any
+    for wrong, problem in (
+        (None, "truncation: .*; set max_"),
+        (math.inf, "truncation: .*; set max_"),
+        ("2", "model_max_length: must be an integer >= 1, not '2'"),
+    ):
+        tokenizer.model_max_length = wrong
+        with pytest.raises(InvalidRequestError, match=problem):
+            tokenizer(TEXTS, truncation=True)
     tokenizer.model_max_length = 2
     assert copy.copy(tokenizer)(TEXTS[0], truncation=True) == tokenizer(
         TEXTS[0], truncation=True, max_length=2

@@ -6,6 +6,7 @@ Owns the lines; the requests are answered by the server's own application, witho
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from codecs import BOM_UTF8
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
@@ -13,6 +14,8 @@ from typing import IO, Any
 
 import msgspec
 from starlette.types import ASGIApp, Message
+
+from quire.server.http.wrong_value import wrong_value
 
 URLS = (
     *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"),
@@ -66,6 +69,7 @@ class BatchResult(msgspec.Struct, kw_only=True):
         return self.response is not None and self.response.status_code == 200
 
 
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _decoder = msgspec.json.Decoder(BatchLine)
 
 
@@ -118,11 +122,24 @@ async def _answer(number: int, data: bytes, seen: set[str], app: ASGIApp) -> Bat
         result.custom_id = line.custom_id
         _check(line, seen)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        result.error = BatchError("invalid_line", f"line {number}: {error}")
+        result.error = BatchError("invalid_line", f"line {number}: {_problem(error, data)}")
         return result
     seen.add(line.custom_id)
     result.response = await _post(app, line.url, bytes(line.body))
     return result
+
+
+def _problem(error: Exception, data: bytes) -> str:
+    """The problem of a line, with its fix."""
+    if isinstance(error, msgspec.ValidationError):
+        if str(error).startswith("Expected `object`"):
+            return "it must be a JSON object; correct it"
+        if unknown := _UNKNOWN.fullmatch(str(error)):
+            return f"{unknown[1][:64]}: not supported; leave it out"
+        return str(wrong_value(str(error), "", _decoder, data))
+    if isinstance(error, msgspec.DecodeError | UnicodeDecodeError):
+        return f"it is not JSON ({error}); correct it"
+    return str(error)
 
 
 def _check(line: BatchLine, seen: set[str]) -> None:

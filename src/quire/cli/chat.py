@@ -167,6 +167,9 @@ class Chat:
         return 1 if self._num_failures and not sys.stdin.isatty() else 0
 
     def _command(self, word: str, rest: str) -> None:
+        name, _, text = rest.partition(" ")
+        if (word, name) == ("/set", "system"):  # as in Ollama, which takes quotes
+            word, rest = "/system", text.strip(' "')
         match word:
             case "/help":
                 say(COMMANDS_HELP)
@@ -200,11 +203,15 @@ class Chat:
 
     async def _answer(self, answer: list[str]) -> None:
         """Print an answer as it comes, and append its parts to `answer`."""
+        from quire.server.parsing.answer_sampling import chat_sampling  # not while a model loads
+
         speed = Speed()
         tokenizer, limits = self._engine.tokenizer, self._engine.info.limits
         rendered = tokenizer.chat_prompt(list(self.messages), **self._variables)
         prompt = token_ids_of(rendered, tokenizer, limits, is_rendered=True)
-        parts = self._engine.generate(prompt, self._sampling)
+        fix = "use a model whose chat template shows it"
+        sampling = chat_sampling(self._sampling, prompt, tokenizer, fix=fix)
+        parts = self._engine.generate(prompt, sampling)
         with AnswerLine() as line:
             async with aclosing(parts) as outputs:
                 async for output in outputs:

@@ -25,7 +25,12 @@ OWN_FLAGS = {
 }  # fmt: skip
 _LEVEL = re.compile(r"(-[A-Z])(\d+)")  # a short flag with its number, as -O3
 # options of one command that ask for what others always do
-_OF_OTHERS = {"chat": "a command has one mode", "log_level": "this command logs warnings alone"}
+_OF_OTHERS = {
+    "chat": "a command has one mode",
+    "log_level": "this command logs warnings alone",
+    "reasoning_parser": "reasoning is a part of the answer",
+}
+_SWITCHES = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
 _SWITCH_WORDS = ("on", "off", "auto", "true", "false", "0", "1")  # after an optional flag
 
 
@@ -77,6 +82,9 @@ class _Rewriter:
                 self.words += [word, *rest]
             elif flag == "--model" and flag not in self._flags and self._takes_model:
                 self._name_model(text if sign else next(rest, ""))
+            elif flag.startswith("--") and f"--no-{flag[2:]}" in self._flags:  # a switch
+                value = text if sign else self._switch_value(rest, pending)
+                self.words.append(self._switch(flag, value) or flag + sign + text)
             elif flag in self._flags or (found := row_of(flag)) is None:
                 self.words.append(flag + sign + text)
             else:
@@ -119,10 +127,9 @@ class _Rewriter:
     def _value_of(
         self, row: ForeignName, rest: Iterator[str], pending: list[str], flag: str
     ) -> str | None:
+        if row.arity == "switch":
+            return self._switch_value(rest, pending)
         following = next(rest, None)
-        if row.arity == "switch" and (following or "").lower() not in ("true", "false"):
-            pending += [] if following is None else [following]
-            return None
         if row.arity in ("value", "numbers"):
             if following is None:
                 raise ConfigError(f"{flag}: its value is missing")
@@ -136,11 +143,26 @@ class _Rewriter:
             return None
         return following
 
+    def _switch_value(self, rest: Iterator[str], pending: list[str]) -> str | None:
+        """The word after a switch, if it is a value, as older engines write it."""
+        following = next(rest, None)
+        if following is None or following.lower() in ("true", "false"):
+            return following
+        pending.append(following)
+        return None
+
+    def _switch(self, flag: str, value: str | None) -> str | None:
+        """The switch that is on or off by itself; None for a value that no switch has."""
+        is_on = True if value is None else _SWITCHES.get(value.lower())
+        return None if is_on is None else flag if is_on else f"--no-{flag[2:]}"
+
     def _apply(self, row: ForeignName, flag: str, negated: bool, text: str | None) -> None:
         from quire.compat.names_table import NoEffect, Own, meaning_of_row
         from quire.compat.sampler_stages import params_set_by
 
-        value = not negated if text is None else plain_value(text)
+        value: Any = not negated
+        if text is not None:  # a row may know a word by itself: none
+            value = text if text in row.values else plain_value(text)
         over, beside = params_set_by(row.name, value), dict[str, Any]()
         if row.repeats is not None:
             beside[row.repeats] = plain_value(self._given.get("--" + row.repeats, ""))

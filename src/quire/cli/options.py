@@ -71,10 +71,10 @@ class CommandParser(argparse.ArgumentParser):
         own, notices = own_argv(argv, flags, takes_model=takes_model)
         for notice in notices:
             print(f"note: {notice}", file=sys.stderr)
-        if "--served-model-name" in own:
-            from quire.cli.served_names import with_joined_names
+        if "--served-model-name" in own or "--api-key" in own:
+            from quire.cli.joined_values import with_joined_values
 
-            own = with_joined_names(own, flags)
+            own = with_joined_values(own, flags)
         # words may stand between options; argparse forgets there what follows `--`
         parse = self.parse_known_args if "--" in own else self.parse_known_intermixed_args
         args, unknown = parse(own)

@@ -18,15 +18,25 @@ import msgspec
 
 from quire.cli.answer_file import AnswerFile
 from quire.cli.batch_file import bounded_lines, run_lines
-from quire.cli.options import CommandParser, add_engine_options, engine_config
+from quire.cli.options import (
+    CommandParser,
+    add_engine_options,
+    add_option,
+    chosen,
+    engine_config,
+)
 from quire.config import EngineConfig
 from quire.errors import ConfigError
+from quire.options import options_of
+from quire.server.settings import ServerSettings
 
 EXAMPLES = (
     "quire run-batch -i requests.jsonl -o answers.jsonl",
     "quire run-batch Qwen/Qwen3-0.6B -i requests.jsonl -o answers.jsonl --max-num-seqs 64",
 )
 
+# settings of the server that change what a chat's answer is
+_OF_CHATS = ("tool_call_parser", "reasoning_parser", "default_chat_template_kwargs")
 AHEAD = 2  # requests under way for each that runs, so that the engine never waits for the file
 
 
@@ -44,6 +54,10 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "-o", "--output-file", metavar="PATH", help="where the answers go; - is standard output"
     )
+    group = parser.add_argument_group("server")
+    for option in options_of(ServerSettings):
+        if option.name in _OF_CHATS:
+            add_option(group, option)
     add_engine_options(parser)
     return parser
 
@@ -57,7 +71,8 @@ def run(argv: Sequence[str]) -> int:
     for name in ("input_file", "output_file"):
         if name not in args:
             raise ConfigError(f"{name} is missing; set --{name.replace('_', '-')} PATH")
-    config = engine_config(args)
+    config, chats = engine_config(args), chosen(args, _OF_CHATS)
+    settings = ServerSettings(max_queued_requests=1 << 30, **chats)
     with ExitStack() as stack:
         source = stack.enter_context(_open_source(args.input_file))
         is_file = args.input_file != "-" != args.output_file
@@ -72,7 +87,7 @@ def run(argv: Sequence[str]) -> int:
         target = stack.enter_context(AnswerFile(args.output_file))
         found = Counter[str]()
         try:
-            asyncio.run(_run(config, source, target, total, found))
+            asyncio.run(_run(config, settings, source, target, total, found))
         finally:
             if target.num_lines or not total:
                 text = _summary(found, total, args.output_file)
@@ -82,6 +97,7 @@ def run(argv: Sequence[str]) -> int:
 
 async def _run(
     config: EngineConfig,
+    settings: ServerSettings,
     source: IO[bytes],
     target: AnswerFile,
     total: int,
@@ -99,14 +115,13 @@ async def _run(
     from quire.engine.frontend.async_engine import AsyncEngine
     from quire.engine.startup.torch_import import dedicated_start
     from quire.server.app import build_app
-    from quire.server.settings import ServerSettings
 
     with dedicated_start(config):
         engine = await AsyncEngine.start(config)
     try:
         target.clear()
         num_at_once = AHEAD * engine.info.limits.max_num_seqs
-        app = build_app(engine, ServerSettings(max_queued_requests=1 << 30))
+        app = build_app(engine, settings)
         console = Console(stderr=True)
         bar = track(range(total), "answering", console=console, disable=not console.is_terminal)
         ticks = iter(bar)

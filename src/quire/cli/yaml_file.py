@@ -7,6 +7,7 @@ bytes may be written as on the command line.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _LARGEST_FILE = 1 << 16  # bytes
 _ONLY_TYPED = ("config", "dry_run", "gpu_memory_gib", "json")  # of a run, not of a server
+# of options in messages, not in what messages quote
+_NAME = re.compile(r"(?<![\w'\"$/-])(?<!\w\.)[a-z]+(?:_[a-z]+)+(?![\w/-])(?!\.\w)")
 _PLAIN = "write plain values, without aliases and tags"
 
 
@@ -39,6 +42,8 @@ class YamlFile:
     def __init__(self, path: str) -> None:
         self._path = path
         self.notices: list[str] = []
+        self._written: dict[str, str] = {}  # names with underscores → as they stand in the file
+        self._known: set[str] = set()
 
     def root(self) -> yaml.MappingNode:
         """The outermost map."""
@@ -60,9 +65,15 @@ class YamlFile:
         return root
 
     def wrong(self, mark: yaml.Mark | None, problem: str) -> FileError:
-        """The FileError for a place in the file."""
+        """The FileError for a place in the file; options are spelled as they are there."""
         line = "" if mark is None else f", line {mark.line + 1}"
-        return FileError(f"{self._path}{line}: {problem}")
+        return FileError(f"{self._path}{line}: {_NAME.sub(self._as_written, problem)}")
+
+    def _as_written(self, match: re.Match[str]) -> str:
+        """A name as the file has it; another option's with dashes, if one there has dashes."""
+        name = match[0]
+        has_dashes = name in self._known and any("-" in each for each in self._written.values())
+        return self._written.get(name, name.replace("_", "-") if has_dashes else name)
 
     def options(
         self,
@@ -80,10 +91,13 @@ class YamlFile:
         from quire.cli.bounded_yaml import UnusualYamlError, key_text
 
         found: dict[str, Given] = {}
+        self._known.update(known)
         for key, value_node in node.value:
             name = ""
             try:
-                name = key_text(key).replace("-", "_")
+                written = key_text(key)
+                name = written.replace("-", "_")
+                self._written[name] = written
                 own = self._own(name, value_node, known, scopes, others)
             except UnusualYamlError as error:
                 text = f"{where or 'it'}.{name[:64]}" if where and name else name[:64] or where
@@ -116,7 +130,11 @@ class YamlFile:
             if own_name not in known:
                 names = [*others, *known]
                 near = nearest_name(own_name, names)
-                hint = f"did you mean {near}?" if near else f"known: {', '.join(names)}"
+                hint = (
+                    f"did you mean {near}?"
+                    if near
+                    else "leave it out; `quire serve --help` lists all"
+                )
                 home = _home(own_name, item, known)
                 raise ConfigError(home or f"unknown option {own_name[:64]}; {hint}")
             option = known[own_name]

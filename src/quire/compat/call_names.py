@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from quire.compat import phrases as say
 from quire.compat.foreign_name import ForeignName, alias, no_effect, only
 
 _V = "vLLM"
 _OF_PARAMS = "each request has params of its own"
-_NO_ADAPTER = "the weights are those of the model's folder"
-_MERGE = "merge the adapter into its model (peft: merge_and_unload), and load the merged folder"
 
 CALL_NAMES: tuple[ForeignName, ...] = (
     alias("prompt_token_ids", "prompts", _V),
@@ -24,9 +23,9 @@ CALL_NAMES: tuple[ForeignName, ...] = (
     alias("documents", "data_2", "Cohere"),
     alias("text_1", "data_1", _V),
     alias("text_2", "data_2", _V),
-    only("lora_request", _V, ([],), _NO_ADAPTER, _MERGE),
-    only("prompt_adapter_request", _V, (), _NO_ADAPTER, _MERGE),
-    only("mm_processor_kwargs", _V, ({},), "models read only text", "leave it out"),
+    only("lora_request", _V, ([],), say.NO_ADAPTER, say.MERGE),
+    only("prompt_adapter_request", _V, (), say.NO_ADAPTER, say.MERGE),
+    only("mm_processor_kwargs", _V, ({},), say.TEXT_ONLY, "leave it out"),
     only("guided_options_request", _V, (), "each request has params of its own",
          "use structured_outputs in SamplingParams"),
     only("priority", _V, ([],), "the prompts of a call run in their order",
@@ -51,7 +50,7 @@ CALL_NAMES: tuple[ForeignName, ...] = (
          "use chat, or render it by the tokenizer first"),
     no_effect("arrival_time", _V, "a request is timed from its call"),
     only("trace_headers", _V, ({},), "requests over HTTP are traced", "use `quire serve`"),
-    only("data_parallel_rank", _V, (0,), "a model runs on one device", "leave it out"),
+    only("data_parallel_rank", _V, (0,), say.ONE_DEVICE, "leave it out"),
     no_effect("prompt_text", _V, "texts of prompts are those of their token ids"),
     only("score_template", _V, (), "a text is taken as it is", "leave it out"),
     no_effect("reset_running_requests", _V, "the cache is cleared whatever runs", neutral=(False,)),
@@ -77,9 +76,9 @@ POOLING_NAMES: tuple[ForeignName, ...] = (  # params of PoolingParams
     only("truncate_prompt_tokens", _V, (), "it belongs to the texts", _TO_EMBED),
     only("step_tag_id", _V, (), "there are no reward models", "leave it out"),
     only("returned_token_ids", _V, (), "there are no reward models", "leave it out"),
-    only("requires_token_ids", _V, (False,), "there are no plug-ins", "leave it out"),
+    only("requires_token_ids", _V, (False,), say.NO_PLUG_INS, "leave it out"),
     only("skip_reading_prefix_cache", _V, (False,), "equal prefixes are shared",
          "use enable_prefix_caching=False"),
-    only("extra_kwargs", _V, ({},), "there are no plug-ins", "leave it out"),
+    only("extra_kwargs", _V, ({},), say.NO_PLUG_INS, "leave it out"),
     no_effect("output_kind", _V, "a vector comes at once"),
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire.compat import phrases as say
 from quire.compat.foreign_name import DEFAULT, ForeignName, alias, no_effect, only
 
 _L = "llama.cpp"
@@ -10,7 +11,6 @@ _V = "vLLM"
 _MODES = "a command has one mode: `quire chat` or `quire generate`"
 _PLAIN = "answers are plain text on standard output"
 _SERVER = "the model is loaded by the command itself"
-_TEXT_ONLY = "models read only text"
 _ROLES = "the chat template writes what is around a message"
 
 CLI_NAMES: tuple[ForeignName, ...] = (
@@ -28,11 +28,12 @@ CLI_NAMES: tuple[ForeignName, ...] = (
          "FILE`", "-f"),
     only("system_prompt_file", _L, (), "the system message is text",
          "use --system \"$(cat FILE)\"", "-sysf"),
-    only("prompt_cache", _L, (), "KV blocks are not written to disk", "leave it out"),
+    only("prompt_cache", _L, (), say.NOT_ON_DISK, "leave it out"),
     only("json_schema_file", _L, (), "the schema is text", "use --json-schema \"$(cat FILE)\"",
          "-jf"),
     no_effect("show_timings", _L, _PLAIN, arity="switch"),
     no_effect("stats", _V, _PLAIN, arity="switch"),
+    no_effect("output_tmp_dir", _V, "answers are written to their file at once"),
     no_effect("nowordwrap", _O, _PLAIN, arity="switch"),
     only("prompt", _L, (), "this command has no prompts as options",
          "use `quire chat MODEL TEXT` for one answer, --prefill N of `quire profile` for speed, "
@@ -58,17 +59,15 @@ CLI_NAMES: tuple[ForeignName, ...] = (
     only("output_file", _L, (), "answers go to standard output", "redirect them: > FILE",
          "-o", "--output"),
     only("binary_file", _L, (), "prompts are text", "use --prompt \"$(cat FILE)\"", "-bf"),
-    only("image", _L, (), _TEXT_ONLY, "leave it out"),
-    only("audio", _L, (), _TEXT_ONLY, "leave it out"),
-    only("video", _L, (), _TEXT_ONLY, "leave it out"),
+    only("image", _L, (), say.TEXT_ONLY, "leave it out"),
+    only("audio", _L, (), say.TEXT_ONLY, "leave it out"),
+    only("video", _L, (), say.TEXT_ONLY, "leave it out"),
     only("in_prefix", _L, ("",), _ROLES, "use another --chat-template"),
     only("in_suffix", _L, ("",), _ROLES, "use another --chat-template"),
     only("in_prefix_bos", _L, (False,), _ROLES, "use another --chat-template", arity="switch"),
     only("grp_attn_n", _L, (1,), "positions are those of the model", "leave it out", "-gan"),
     only("grp_attn_w", _L, (), "positions are those of the model", "leave it out", "-gaw"),
-    only("prompt_cache_all", _L, (False,), "KV blocks are not written to disk", "leave it out",
-         arity="switch"),
-    only("prompt_cache_ro", _L, (False,), "KV blocks are not written to disk", "leave it out",
-         arity="switch"),
+    only("prompt_cache_all", _L, (False,), say.NOT_ON_DISK, "leave it out", arity="switch"),
+    only("prompt_cache_ro", _L, (False,), say.NOT_ON_DISK, "leave it out", arity="switch"),
     only("grammar_file", _L, (), "the grammar is text", "use --grammar \"$(cat FILE)\""),
 )  # fmt: skip

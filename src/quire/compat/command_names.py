@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_HUB = "models of the hub are in its cache: use hf cache ls, hf cache rm and hf download"
+from quire.compat import phrases as say
+
 COMMANDS: Mapping[str, str] = {
     "run": "use `quire chat MODEL`, or `quire chat MODEL TEXT` for one answer",
     "complete": "use `quire generate MODEL TEXT`",
@@ -13,9 +14,9 @@ COMMANDS: Mapping[str, str] = {
     "launch": "use `quire serve MODEL`",
     "pull": "a model is downloaded by its first use, or by hf download",
     "download": "a model is downloaded by its first use, or by hf download",
-    "list": _HUB,
-    "ls": _HUB,
-    "rm": _HUB,
+    "list": say.HUB,
+    "ls": say.HUB,
+    "rm": say.HUB,
     "show": "use `quire serve MODEL --dry-run`",
     "ps": "ask a server for /v1/models",
     "stop": "end a server by Ctrl-C or SIGTERM; its admin endpoints unload models",

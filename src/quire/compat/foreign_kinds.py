@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-_TEXT_ALONE = "models read and write only text"
+from quire.compat import phrases as say
+
 _OWN_TOOLS = "clients run the tools; send functions of your own"
 
 _WHY = {
-    _TEXT_ALONE: (
+    say.TEXT_ALONE: (
         "image image_url input_image image_pil image_embeds image_file audio audio_url input_audio"
         " video video_url input_video document file input_file container_upload"
     ),

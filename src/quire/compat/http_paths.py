@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from quire.compat import phrases as say
+
 _ADMIN = "use the admin endpoints, on a port of their own (--admin-port)"
 _NO_PAUSE = "answers are not paused; /sleep and /wake_up are on a port of their own (--admin-port)"
 _SHOWN = "running requests are in /metrics and on the page at /"
-_TEXT_ONLY = "models read and write only text"
 _WEIGHTS = "weights are not changed while they are served; load another model"
 _GOES_ON = "an answer that its client has left is not kept; use /v1/responses with background"
 _CHAT = "use /v1/chat/completions, or /v1/responses"
@@ -40,10 +41,10 @@ FOREIGN_PATHS: Mapping[str, tuple[str, str]] = {
         "init_weight_transfer_engine", "shutdown_weight_transfer_engine", "start_weight_update",
         "start_draft_weight_update", "update_weights", "update_weight_version",
         "finish_weight_update", "weight_checker", "weight_info")},
-    "/reset_mm_cache": ("vLLM", _TEXT_ONLY),
-    "/reset_encoder_cache": ("vLLM", _TEXT_ONLY),
-    "/get_world_size": ("vLLM", "a model runs on one device"),
-    "/is_scaling_elastic_ep": ("vLLM", "a model runs on one device"),
+    "/reset_mm_cache": ("vLLM", say.TEXT_ALONE),
+    "/reset_encoder_cache": ("vLLM", say.TEXT_ALONE),
+    "/get_world_size": ("vLLM", say.ONE_DEVICE),
+    "/is_scaling_elastic_ep": ("vLLM", say.ONE_DEVICE),
     "/fault_tolerance/status": ("vLLM", "use /health"),
     "/kv_event_sources": ("vLLM", "each server has its own KV cache"),
     "/abort_requests": ("vLLM", "an answer ends where its client leaves"),
@@ -55,7 +56,7 @@ FOREIGN_PATHS: Mapping[str, tuple[str, str]] = {
     "/collective_rpc": ("vLLM", "there are no workers to call"),
     "/v1/load_lora_adapter": ("vLLM", "the weights are those of the model's folder; serve a merged "
                               "model"),
-    "/v1/unload_lora_adapter": ("vLLM", "the weights are those of the model's folder"),
+    "/v1/unload_lora_adapter": ("vLLM", say.NO_ADAPTER),
     "/lora-adapters": ("llama.cpp", "the weights are those of the model's folder; serve a merged "
                        "model"),
     "/slots": ("llama.cpp", f"there are no slots; {_SHOWN}"),
@@ -67,13 +68,13 @@ FOREIGN_PATHS: Mapping[str, tuple[str, str]] = {
     "/v1/streams": ("llama.cpp", _GOES_ON),
     "/v1/chat/completions/control": ("llama.cpp", "an answer ends where its client leaves"),
     "/models/sse": ("llama.cpp", "use /v1/models"),
-    "/tools": ("llama.cpp", "clients run the tools"),
+    "/tools": ("llama.cpp", say.CLIENTS_RUN),
     "/cors-proxy": ("llama.cpp", "the server opens no connections"),
     **{f"/api/{name}": ("Ollama", "model files are managed by hf cache and hf download")
        for name in ("push", "copy", "create", "delete", "blobs")},
-    "/v1/audio": ("OpenAI", _TEXT_ONLY),
-    "/v1/images": ("OpenAI", _TEXT_ONLY),
-    "/v1/videos": ("OpenAI", _TEXT_ONLY),
+    "/v1/audio": ("OpenAI", say.TEXT_ALONE),
+    "/v1/images": ("OpenAI", say.TEXT_ALONE),
+    "/v1/videos": ("OpenAI", say.TEXT_ALONE),
     "/v1/realtime": ("OpenAI", f"there are no sessions; {_CHAT}"),
     "/v1/files": ("OpenAI", "files are read by `quire run-batch`"),
     "/v1/batches": ("OpenAI", "use `quire run-batch`"),

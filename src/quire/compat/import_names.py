@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-_NO_ADAPTER = "merge the adapter into its model (peft: merge_and_unload), and load that"
+from quire.compat import phrases as say
+
 _SETTINGS = "leave it out: settings are arguments of LLM, by their names"
-_TEXT_ONLY = "leave it out: models read only text"
-_STATS = "use llm.stats, and output.metrics of each request"
 _CLOSE = "use LLM.close, or `with LLM() as llm:`"
 _CACHED = "leave it out: equal prefixes are always shared"
 _OLLAMA = "run `quire serve`, which Ollama's and OpenAI's own clients can ask"
 _FUNCTIONS = "use LLM, whose methods are generate, chat and embed"
-_FILES = "models of the hub are in its cache: use hf cache ls, hf cache rm and hf download"
 _OUTPUTS = "use RequestOutput of LLM; over HTTP, Ollama's and OpenAI's own clients"
 _PROGRAMS = "use LLM, or AsyncEngine; SGLang's language is a client's"
 _ENGINES = "use LLM, LLMEngine or AsyncEngine"
 _ONE_PROCESS = "leave it out: a model runs on one device, in one process"
 _ONE_SERVER = "leave it out: each server has its own KV cache"
 _INSIDE = "quire's own code is another: see ARCHITECTURE.md"
-_SAMPLING = "use logit_bias, bad_words or structured_outputs in SamplingParams"
 _PARSING = "run `quire serve`: --tool-call-parser and --reasoning-parser name the parser"
 _PYTHON = "use Python's own modules"
 _THEIR_OWN = "dir(quire) lists what it has"
 
 # modules of vLLM that scripts import names from, and what to use for those that are not here
 MODULES = {
-    "assets": _TEXT_ONLY,
+    "assets": say.LEAVE_TEXT_ONLY,
     "attention": _INSIDE,
     "beam_search": "use LLM.beam_search",
     "benchmarks": "measure a server with any client of OpenAI's API, or run `quire demo`",
@@ -38,7 +35,7 @@ MODULES = {
     "engine.arg_utils": _SETTINGS,
     "engine.async_llm_engine": _ENGINES,
     "engine.llm_engine": _ENGINES,
-    "engine.metrics": _STATS,
+    "engine.metrics": say.STATS,
     "engine.protocol": _ENGINES,
     "entrypoints": "run `quire serve`",
     "entrypoints.chat_utils": "use get_tokenizer().apply_chat_template, or LLM.chat",
@@ -50,23 +47,23 @@ MODULES = {
     "launch_server": "run `quire serve`",
     "llama": "use LLM",
     "llama_cache": _CACHED,
-    "llama_chat_format": "conversations are rendered by the model's chat template",
+    "llama_chat_format": say.TEMPLATE,
     "llama_grammar": "use StructuredOutputs(grammar=...) in SamplingParams",
     "llama_speculative": "leave it out: a step samples one token of each request",
     "llama_tokenizer": "use llm.get_tokenizer(), or transformers itself",
     "llama_types": "outputs are RequestOutput; over HTTP they are OpenAI's",
     "logger": "use Python's logging",
-    "logits_process": _SAMPLING,
+    "logits_process": say.CONSTRAIN,
     "logprobs": _THEIR_OWN,
-    "lora": _NO_ADAPTER,
+    "lora": say.MERGE_THAT,
     "model_executor": _INSIDE,
-    "multimodal": _TEXT_ONLY,
+    "multimodal": say.LEAVE_TEXT_ONLY,
     "outputs": _THEIR_OWN,
     "parser": _PARSING,
     "platforms": "use the setting device",
     "plugins": "leave it out: there are no plug-ins",
     "pooling_params": _THEIR_OWN,
-    "profiler": "run `quire profile MODEL` instead",
+    "profiler": say.PROFILE,
     "ray": _ONE_PROCESS,
     "reasoning": _PARSING,
     "sampling_params": _THEIR_OWN,
@@ -83,24 +80,24 @@ MODULES = {
     "usage": "leave it out: nothing is reported to anybody",
     "utils": _PYTHON,
     "v1": _ENGINES,
-    "v1.metrics": _STATS,
-    "v1.sample": _SAMPLING,
+    "v1.metrics": say.STATS,
+    "v1.sample": say.CONSTRAIN,
     "worker": _INSIDE,
 }
 
 # names that scripts import from vLLM, llama-cpp-python and others, and what to use instead
 NAMES = {
-    "LoRARequest": _NO_ADAPTER,
+    "LoRARequest": say.MERGE_THAT,
     "Llama": "use LLM, which takes its arguments, and answers by generate, chat and embed",
     "LlamaCache": _CACHED,
     "LlamaRAMCache": _CACHED,
     "LlamaDiskCache": _CACHED,
-    "LogitsProcessorList": _SAMPLING,
+    "LogitsProcessorList": say.CONSTRAIN,
     "StoppingCriteriaList": "use stop, or stop_token_ids in SamplingParams",
     **dict.fromkeys(("Client", "AsyncClient"), _OLLAMA),
     **dict.fromkeys(("chat", "generate", "embed", "embeddings", "completion"), _FUNCTIONS),
     **dict.fromkeys(("load", "stream_generate", "batch_generate"), _FUNCTIONS),  # of mlx_lm
-    **dict.fromkeys(("pull", "push", "create", "delete", "copy", "list", "show", "ps"), _FILES),
+    **dict.fromkeys(("pull", "push", "create", "delete", "copy", "list", "show", "ps"), say.HUB),
     **dict.fromkeys(("ChatResponse", "GenerateResponse", "EmbedResponse"), _OUTPUTS),
     **dict.fromkeys(("ResponseError", "RequestError"), "use the errors of quire.errors"),
     **dict.fromkeys(("Message", "Options"), "leave it out: it is a dict, or SamplingParams"),
@@ -129,20 +126,20 @@ NAMES = {
     "StructuredOutputsConfig": _SETTINGS,
     "VllmConfig": _SETTINGS,
     "AttentionConfig": _SETTINGS,
-    "ProfilerConfig": "run `quire profile MODEL` instead",
-    "ImageAsset": _TEXT_ONLY,
-    "AudioAsset": _TEXT_ONLY,
-    "VideoAsset": _TEXT_ONLY,
-    "fetch_image": _TEXT_ONLY,
-    "Counter": _STATS,
-    "Gauge": _STATS,
-    "Histogram": _STATS,
-    "Vector": _STATS,
-    "Metric": _STATS,
+    "ProfilerConfig": say.PROFILE,
+    "ImageAsset": say.LEAVE_TEXT_ONLY,
+    "AudioAsset": say.LEAVE_TEXT_ONLY,
+    "VideoAsset": say.LEAVE_TEXT_ONLY,
+    "fetch_image": say.LEAVE_TEXT_ONLY,
+    "Counter": say.STATS,
+    "Gauge": say.STATS,
+    "Histogram": say.STATS,
+    "Vector": say.STATS,
+    "Metric": say.STATS,
     "set_random_seed": "use the setting seed, or seed in SamplingParams",
     "current_platform": "use the setting device",
     "ModelRegistry": "families are added in models/families, see ARCHITECTURE.md",
-    "LogitsProcessor": _SAMPLING,
+    "LogitsProcessor": say.CONSTRAIN,
 }
 
 

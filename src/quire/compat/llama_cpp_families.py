@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
+from quire.compat import phrases as say
 from quire.compat.families import each
 from quire.compat.foreign_name import ForeignName
 
 _each = partial(each, engines="llama.cpp")
 _CORES = "threads run on the cores of the process"
-_ONE_TOKEN = "a step samples one token of each request"
-_TEXT_ONLY = "models read only text"
-_TOOLS = "clients run the tools"
 
 LLAMA_CPP_FAMILIES: tuple[ForeignName, ...] = (
     *_each("cpu_mask/-C cpu_range/-Cr cpu_mask_batch/-Cb cpu_range_batch/-Crb", _CORES,
@@ -21,25 +19,22 @@ LLAMA_CPP_FAMILIES: tuple[ForeignName, ...] = (
     *_each("poll_batch", "threads sleep between steps"),
     *_each("repack?/-nr", "weights are always stored as the kernels read them"),
     *_each("no_host?", "weights are where the model is"),
-    *_each("load_mode/-lm lazy_mode/-lzm",
-           "prepared weights are mapped, and the system may drop and read their pages"),
+    *_each("load_mode/-lm lazy_mode/-lzm", say.MAPPED),
     *_each("check_tensors?", "types, shapes and sizes of tensors are always checked"),
-    *_each("cache_idle_slots? checkpoint_min_step/-cms",
-           "the prefix cache is a part of the KV cache"),
-    *_each("rpc", "a model runs on one device", "leave it out"),
+    *_each("cache_idle_slots? checkpoint_min_step/-cms", say.PREFIXES),
+    *_each("rpc", say.ONE_DEVICE, "leave it out"),
     *_each("yarn_orig_ctx yarn_ext_factor yarn_attn_factor yarn_beta_slow yarn_beta_fast",
-           "RoPE is that of config.json", "change config.json in a copy of the model's folder",
+           say.ROPE, say.EDIT,
            -1),
-    *_each("lora_init_without_apply?", "the weights are those of the model's folder",
-           "merge the adapter into its model (peft: merge_and_unload), and load the merged folder"),
+    *_each("lora_init_without_apply?", say.NO_ADAPTER, say.MERGE),
     *_each("control_vector_scaled control_vector_layer_range",
            "hidden states are the model's own", "leave it out"),
-    *_each("mmproj_url/-mmu mmproj_device/-mmdev", _TEXT_ONLY, "leave it out"),
+    *_each("mmproj_url/-mmu mmproj_device/-mmdev", say.TEXT_ONLY, "leave it out"),
     *_each("mmproj_auto? mmproj_offload? no_mmproj? image_min_tokens image_max_tokens"
            " mtmd_batch_max_tokens video_fps video_timestamp_interval video_ffmpeg_dir",
-           _TEXT_ONLY),
+           say.TEXT_ONLY),
     *_each("spec_default? spec_draft_hf/-hfd/-hfrd/--hf-repo-draft spec_draft_model"
-           " lookup_cache_static/-lcs lookup_cache_dynamic/-lcd", _ONE_TOKEN, "leave it out"),
+           " lookup_cache_static/-lcs lookup_cache_dynamic/-lcd", say.ONE_TOKEN, "leave it out"),
     *_each("spec_draft_threads/-td/--threads-draft spec_draft_n_max spec_draft_n_min"
            " spec_draft_threads_batch/-tbd/--threads-batch-draft"
            " spec_draft_cpu_mask/-Cd/--cpu-mask-draft spec_draft_cpu_range/-Crd/--cpu-range-draft"
@@ -60,7 +55,7 @@ LLAMA_CPP_FAMILIES: tuple[ForeignName, ...] = (
            " spec_ngram_map_k_size_n spec_ngram_map_k_size_m spec_ngram_map_k_min_hits"
            " spec_ngram_map_k4v_size_n spec_ngram_map_k4v_size_m spec_ngram_map_k4v_min_hits"
            " spec_ngram_size_n spec_ngram_size_m spec_ngram_min_hits spec_synth_len"
-           " spec_synth_rates", _ONE_TOKEN),
+           " spec_synth_rates", say.ONE_TOKEN),
     *_each("embd_gemma_default? fim_qwen_1_5b_default?/--fim-qwen-1.5b-default"
            " fim_qwen_3b_default? fim_qwen_7b_default? fim_qwen_7b_spec? fim_qwen_14b_spec?"
            " fim_qwen_30b_default? gpt_oss_20b_default? gpt_oss_120b_default?"
@@ -70,12 +65,12 @@ LLAMA_CPP_FAMILIES: tuple[ForeignName, ...] = (
 
 LLAMA_SERVER_FAMILIES: tuple[ForeignName, ...] = (
     *_each("agent?/-ag tools tools_runtime mcp_servers_config mcp_servers_json"
-           " ui_mcp_proxy?/--webui-mcp-proxy", _TOOLS, "leave it out"),
-    *_each("no_ui_mcp_proxy?/--no-webui-mcp-proxy", _TOOLS),
+           " ui_mcp_proxy?/--webui-mcp-proxy", say.CLIENTS_RUN, "leave it out"),
+    *_each("no_ui_mcp_proxy?/--no-webui-mcp-proxy", say.CLIENTS_RUN),
     *_each("backend_sampling?/-bs", "tokens are drawn where the model runs"),
     *_each("tags", "models are listed by their names"),
     *_each("reuse_port?", "the API processes of a server share its port", "use api_server_count"),
-    *_each("log_prompts_dir", "prompts are never logged", "leave it out"),
+    *_each("log_prompts_dir", say.NOT_LOGGED, "leave it out"),
     *_each("skip_chat_parsing?", "tool calls and reasoning are parsed",
            "use tool_call_parser 'none' and reasoning_parser 'none'"),
     *_each("reasoning_budget_message", "the end of reasoning is forced as the model marks it",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from quire.compat import phrases as say
 from quire.compat.foreign_name import ForeignName, no_effect, only
 
 _L = "llama.cpp"
-_SHIFT = "a context is never shifted"
-_ONE_TOKEN = "a step samples one token of each request"
 _WHOLE = "an answer ends by itself, by max_tokens or by timeout"
 _GRAMMAR = "a grammar holds from the first token of an answer"
 _CHAT = "a chat's answer is read as the server's parsers say"
@@ -14,12 +13,12 @@ _TIMEOUT = "send timeout, in seconds"
 _SPECULATIVE = ("n_max", "n_min", "p_min", "type", "ngram_size_n", "ngram_size_m", "ngram_min_hits")
 
 LLAMA_CPP_FIELDS: tuple[ForeignName, ...] = (
-    no_effect("n_keep", _L, _SHIFT),
-    no_effect("n_discard", _L, _SHIFT),
+    no_effect("n_keep", _L, say.NO_SHIFT),
+    no_effect("n_discard", _L, say.NO_SHIFT),
     no_effect("n_cache_reuse", _L, "equal prefixes are shared, other parts of a prompt are not"),
     no_effect("slot_id", _L, "there are no slots", neutral=(-1,)),
     no_effect("backend_sampling", _L, "the server decides where tokens are sampled"),
-    no_effect("sse_ping_interval", _L, "a stream has no lines but its events"),
+    no_effect("sse_ping_interval", _L, say.EVENTS_ALONE),
     no_effect("reasoning_format", _L, "reasoning is a field of its own; see reasoning_parser",
               neutral=("", "auto", "deepseek")),
     no_effect("chat_format", _L, _CHAT),
@@ -27,7 +26,7 @@ LLAMA_CPP_FIELDS: tuple[ForeignName, ...] = (
     no_effect("parse_tool_calls", _L, _CHAT, neutral=(True,)),
     no_effect("reasoning_budget_start_tag", _L, "reasoning has the marks of its parser"),
     no_effect("reasoning_budget_end_tags", _L, "reasoning has the marks of its parser"),
-    *(no_effect(f"speculative.{name}", _L, _ONE_TOKEN) for name in _SPECULATIVE),
+    *(no_effect(f"speculative.{name}", _L, say.ONE_TOKEN) for name in _SPECULATIVE),
     only("parse_special", _L, (True,), "control tokens in a prompt are always read as such",
          "leave it out"),
     only("verbose", _L, (False,), "replies have what their API has", "leave it out"),

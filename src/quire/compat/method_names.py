@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from quire.compat import phrases as say
+
 # methods of llama-cpp-python's Llama
 _TOKENIZER = "use get_tokenizer()"
 _LIMITS = "use llm.info, and llm.info.limits"
@@ -47,37 +49,33 @@ _LOADED: Mapping[str, str] = {
                      "max_model_len", "max_seq_len", "context_length"), _LIMITS),
 }  # fmt: skip
 
-_NO_ADAPTER = "merge the adapter into its model (peft: merge_and_unload), and load that"
 _WEIGHTS = "load changed weights as a new LLM"
 _SETTINGS = "settings are arguments of LLM, by their names; facts of the model are in llm.info"
 _INSIDE = "the engine's own code is another: see ARCHITECTURE.md"
-_PROFILE = "run `quire profile MODEL` instead"
-_TEXT_ONLY = "leave it out: models read only text"
-_TASKS = "each model generates and embeds"
 _WHOLE = "requests are not paused; abort those that are to end"
 
 # of vLLM's LLM, LLMEngine and AsyncLLM
 _VLLM_METHODS: Mapping[str, str] = {
-    "get_metrics": "use llm.stats, and output.metrics of each request",
+    "get_metrics": say.STATS,
     "reward": "reward models are not supported; use score, or embed",
     "llm_engine": "use LLM itself; for requests that come one by one use LLMEngine or AsyncEngine",
     "collective_rpc": "the model runs in this process; there are no workers to call",
     "apply_model": "the model runs as compiled calls; there is no module to call",
-    **dict.fromkeys(("start_profile", "stop_profile"), _PROFILE),
+    **dict.fromkeys(("start_profile", "stop_profile"), say.PROFILE),
     "enqueue_chat": "pass all conversations to chat, or use AsyncEngine",
-    "get_world_size": "a model runs on one device",
+    "get_world_size": say.ONE_DEVICE,
     "release_kv_cache_memory": "use sleep",
-    **dict.fromkeys(("reset_mm_cache", "reset_encoder_cache"), _TEXT_ONLY),
+    **dict.fromkeys(("reset_mm_cache", "reset_encoder_cache"), say.LEAVE_TEXT_ONLY),
     "enqueue": "pass all prompts to generate, or use AsyncEngine",
     "wait_for_completion": "generate returns when all answers are there",
     "set_tokenizer": "start with the setting tokenizer",
     "preprocess_chat": "use get_tokenizer().apply_chat_template",
     **dict.fromkeys(("init_weight_transfer_engine", "update_weights", "start_weight_update",
                      "finish_weight_update"), _WEIGHTS),
-    **dict.fromkeys(("add_lora", "remove_lora", "list_loras", "pin_lora"), _NO_ADAPTER),
+    **dict.fromkeys(("add_lora", "remove_lora", "list_loras", "pin_lora"), say.MERGE_THAT),
     **dict.fromkeys(("model_config", "vllm_config", "get_model_config", "get_vllm_config",
                      "cache_config", "scheduler_config", "parallel_config"), _SETTINGS),
-    **dict.fromkeys(("get_supported_tasks", "supported_tasks", "runner_type"), _TASKS),
+    **dict.fromkeys(("get_supported_tasks", "supported_tasks", "runner_type"), say.BOTH_TASKS),
     **dict.fromkeys(("engine_core", "model_executor", "input_processor", "output_processor",
                      "processor", "renderer", "io_processor", "scheduler"), _INSIDE),
     "default_sampling_params": "use get_default_sampling_params()",
@@ -87,7 +85,7 @@ _VLLM_METHODS: Mapping[str, str] = {
     "is_tracing_enabled": "requests over HTTP are traced; use `quire serve`",
     **dict.fromkeys(("pause_generation", "resume_generation", "is_paused"), _WHOLE),
     "has_unfinished_requests_dp": "a model runs on one device; use has_unfinished_requests",
-    "scale_elastic_ep": "a model runs on one device",
+    "scale_elastic_ep": say.ONE_DEVICE,
     "validate_outputs": "leave it out",
 }  # fmt: skip
 
@@ -101,8 +99,11 @@ _NO_FIELD = "leave it out: it is None for models that read only text"
 _STATS = "use an AsyncEngine, which has stats and metrics"
 
 _OF_TOKENIZERS = """
-    add_special_tokens add_tokens all_special_tokens batch_encode_plus encode_plus from_pretrained
-    name_or_path pad save_pretrained special_tokens_map tokenize unk_token unk_token_id
+    add_special_tokens add_tokens added_tokens_decoder added_tokens_encoder all_special_tokens
+    backend_tokenizer batch_encode_plus convert_tokens_to_string encode_plus from_pretrained
+    get_added_vocab get_chat_template get_special_tokens_mask is_fast model_input_names name_or_path
+    num_special_tokens_to_add pad push_to_hub save_pretrained save_vocabulary special_tokens_map
+    tokenize train_new_from_iterator unk_token unk_token_id
 """
 
 _MODELS = ("LLM", "LLMEngine", "AsyncLLM", "AsyncEngine")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from quire.compat import phrases as say
 from quire.compat.foreign_name import ForeignName, alias, always, no_effect, only
 from quire.compat.sampler_stages import LETTERS, STAGES, are_in_order
 
 _V, _L, _O, _LO, _T = "vLLM", "llama.cpp", "Ollama", "llama.cpp, Ollama", "transformers"
 _BEAMS = "tokens are drawn, without beams"
-_ORDER = "logits are cut by top_k, top_p and min_p"
 _STAGES = "stages have one order, and those left out are switched off"
 _STAGES_IN_ORDER = f"leave it out, or name some of '{';'.join(STAGES)}' in this order"
-_CUTS = "use top_p, top_k or min_p"
 _MIROSTAT = "there is no Mirostat"
-_PENALTY = "penalties cover the whole answer (repetition_penalty: the prompt too)"
-_REACH = f"{_PENALTY}; 0 switches them off"
+_REACH = f"{say.PENALTIES}; 0 switches them off"
 
 SAMPLING_NAMES: tuple[ForeignName, ...] = (
     alias("max_new_tokens", "max_tokens", "transformers, SGLang"),
@@ -51,7 +49,7 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     no_effect("skip_clone", _V, "each request has its own checked params"),
     no_effect("stream_interval", _V, "each step is streamed"),
     only("flat_logprobs", _V, (False,), "log-probabilities are maps", "leave it out"),
-    only("extra_args", _V, ({},), "there are no plug-ins", "leave it out"),
+    only("extra_args", _V, ({},), say.NO_PLUG_INS, "leave it out"),
     only("logits_processors", _V, ([],), "logits are changed by sampling params alone",
          "use logit_bias, bad_words or structured_outputs"),
     only("repetition_detection", _V, (), "an answer ends by itself or by max_tokens",
@@ -59,16 +57,16 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     only("skip_reading_prefix_cache", _V, (False,), "equal prefixes are shared",
          "use cache_salt, or enable_prefix_caching=False"),
     no_effect("repeat_last_n", _LO, _REACH, neutral=(-1,)),
-    no_effect("penalize_newline", _O, _PENALTY, neutral=(True,)),
-    no_effect("penalize_nl", _L, _PENALTY, neutral=(True,)),
-    only("mirostat", _LO, (0,), _MIROSTAT, _CUTS),
+    no_effect("penalize_newline", _O, say.PENALTIES, neutral=(True,)),
+    no_effect("penalize_nl", _L, say.PENALTIES, neutral=(True,)),
+    only("mirostat", _LO, (0,), _MIROSTAT, say.USE_CUTS),
     no_effect("mirostat_eta", _LO, _MIROSTAT, "--mirostat-lr"),
     no_effect("mirostat_tau", _LO, _MIROSTAT, "--mirostat-ent"),
-    only("tfs_z", _LO, (1,), _ORDER, _CUTS),
-    only("typical_p", _LO, (1,), _ORDER, _CUTS, "--typical"),
-    only("typ_p", _L, (1,), _ORDER, _CUTS),
-    only("top_n_sigma", _L, (-1, 0), _ORDER, _CUTS, "--top-nsigma"),
-    only("xtc_probability", _L, (0,), _ORDER, _CUTS),
+    only("tfs_z", _LO, (1,), say.CUTS, say.USE_CUTS),
+    only("typical_p", _LO, (1,), say.CUTS, say.USE_CUTS, "--typical"),
+    only("typ_p", _L, (1,), say.CUTS, say.USE_CUTS),
+    only("top_n_sigma", _L, (-1, 0), say.CUTS, say.USE_CUTS, "--top-nsigma"),
+    only("xtc_probability", _L, (0,), say.CUTS, say.USE_CUTS),
     no_effect("xtc_threshold", _L, "it needs xtc_probability, which is not there"),
     only("dry_multiplier", _L, (0,), "there is no DRY penalty", "use repetition_penalty"),
     no_effect("dry_base", _L, "there is no DRY penalty"),
@@ -82,7 +80,7 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     only("min_keep", _L, (0, 1), "at least one token is kept", "leave it out"),
     only("samplers", _L, ([], STAGES, ";".join(STAGES), LETTERS), _STAGES, _STAGES_IN_ORDER,
          takes_if=are_in_order),
-    only("adaptive_target", _L, (-1,), _ORDER, _CUTS),
+    only("adaptive_target", _L, (-1,), say.CUTS, say.USE_CUTS),
     no_effect("adaptive_decay", _L, "it needs adaptive_target, which is not there"),
-    only("sampling_seq", _L, (), _ORDER, "leave it out", "--sampler-seq"),
+    only("sampling_seq", _L, (), say.CUTS, "leave it out", "--sampler-seq"),
 )  # fmt: skip

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from functools import partial
 
+from quire.compat import phrases as say
 from quire.compat.foreign_name import DEFAULT, ForeignName, alias, always, no_effect, only
 
 _V, _L, _O, _S, _LP = "vLLM", "llama.cpp", "Ollama", "SGLang", "llama-cpp-python"
-_PROXY = "put a proxy in front, such as Caddy or nginx"
 _LEVELS = {"critical": "error", "fatal": "error", "trace": "debug"}
 _NUMBERS = {0: "error", 1: "error", 2: "warning", 3: "info", 4: "debug", 5: "debug"}
 _CORS = "a browser may send what the API needs"
@@ -26,9 +26,8 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
               "tools are called wherever the chat template has them", arity="switch"),
     no_effect("chat_template_content_format", _V, "both kinds of content are rendered"),
     only("response_role", _V, ("assistant",), "answers have the role assistant", "leave it out"),
-    only("tool_parser_plugin", _V, ("",), "no code is loaded at run time",
-         "use tool_call_parser one of its names"),
-    only("tool_server", _V, (), "clients run the tools", "leave it out"),
+    only("tool_parser_plugin", _V, ("",), say.NO_CODE, "use tool_call_parser one of its names"),
+    only("tool_server", _V, (), say.CLIENTS_RUN, "leave it out"),
     no_effect("trust_request_chat_template", _V, "templates run in a sandbox with limits",
               arity="switch"),
     no_effect("exclude_tools_when_tool_choice_none", _V,
@@ -40,17 +39,17 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
     alias("timeout", "request_timeout", _L, "-to"),
     only("config_file", _LP, (), "a file of options is YAML", "use config"),
     no_effect("interrupt_requests", _LP, "requests are answered together"),
-    no_effect("disable_ping_events", _LP, "a stream has no lines but its events"),
-    *(no_effect(name, _LP, "the prefix cache is a part of the KV cache")
+    no_effect("disable_ping_events", _LP, say.EVENTS_ALONE),
+    *(no_effect(name, _LP, say.PREFIXES)
       for name in ("cache", "cache_type", "cache_size")),
     only("keep_alive", _O, (-1,), "a model stays loaded", "use idle_unload_seconds"),
     alias("max_queue", "max_queued_requests", _O),
     alias("max_num_queued_reqs", "max_queued_requests", _V),
     alias("max_num_queued_tokens", "max_queued_tokens", _V),
-    no_effect("disable_log_requests", _V, "prompts are never logged", arity="switch"),
+    no_effect("disable_log_requests", _V, say.NOT_LOGGED, arity="switch"),
     always("enable_log_requests", _V, "each request has one line in the log, without its prompt",
               arity="switch"),
-    no_effect("max_log_len", _V, "prompts are never logged"),
+    no_effect("max_log_len", _V, say.NOT_LOGGED),
     no_effect("log_prefix", _L, "lines have their level", arity="switch"),
     no_effect("log_timestamps", _L, "lines have their time", arity="switch"),
     no_effect("log_colors", _L, "lines have no colours", arity="optional"),
@@ -61,12 +60,12 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
           arity="switch"),
     only("disable_access_log_for_endpoints", _V, (), "probes are logged at the level debug alone",
          "use access_log false for no access log"),
-    only("ssl_keyfile", _V, (), "the server speaks plain HTTP", _PROXY),
-    only("ssl_certfile", _V, (), "the server speaks plain HTTP", _PROXY),
-    only("ssl_key_file", _L, (), "the server speaks plain HTTP", _PROXY),
-    only("ssl_cert_file", _L, (), "the server speaks plain HTTP", _PROXY),
-    only("ssl_ca_certs", _V, (), "the server speaks plain HTTP", _PROXY),
-    only("middleware", _V, ([],), "no code is loaded at run time", _PROXY),
+    only("ssl_keyfile", _V, (), say.PLAIN_HTTP, say.PROXY),
+    only("ssl_certfile", _V, (), say.PLAIN_HTTP, say.PROXY),
+    only("ssl_key_file", _L, (), say.PLAIN_HTTP, say.PROXY),
+    only("ssl_cert_file", _L, (), say.PLAIN_HTTP, say.PROXY),
+    only("ssl_ca_certs", _V, (), say.PLAIN_HTTP, say.PROXY),
+    only("middleware", _V, ([],), say.NO_CODE, say.PROXY),
     no_effect("allow_credentials", _V, "keys are sent in a header, not in cookies",
               arity="switch"),
     no_effect("cors_credentials", _L, "keys are sent in a header, not in cookies",
@@ -86,9 +85,9 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
          "send continue_final_message in requests", arity="switch"),
     only("models_autoload", _L, (True,), "models are loaded as model_load says",
          "use model_load", arity="switch"),
-    only("sse_ping_interval", _L, (-1, 0), "a stream has no lines but its events",
+    only("sse_ping_interval", _L, (-1, 0), say.EVENTS_ALONE,
          "raise the read timeout of the proxy in front"),
-    no_effect("no_agent", _L, "clients run the tools", "-no-ag", arity="switch"),
+    no_effect("no_agent", _L, say.CLIENTS_RUN, "-no-ag", arity="switch"),
     only("allowed_methods", _V, ("*", '["*"]', ["*"]), _CORS, "leave it out"),
     only("allowed_headers", _V, ("*", '["*"]', ["*"]), _CORS, "leave it out"),
     no_effect("enable_prompt_tokens_details", _V, "usage always has the cached tokens",
@@ -108,11 +107,13 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
     no_effect("no_slots", _L, "there are no slots", arity="switch"),
     no_effect("props", _L, "the admin endpoints change settings", arity="switch"),
     no_effect("webui", _L, "the page is at /", "--ui", arity="switch"),
-    only("no_webui", _L, (False,), "the page at / is always there", _PROXY, "--no-ui",
+    only("no_webui", _L, (False,), "the page at / is always there", say.PROXY, "--no-ui",
          arity="switch"),
-    no_effect("embeddings", _L, "each model generates and embeds",
-              arity="switch"),
-    no_effect("reasoning_format", _L, "reasoning is a field of its own; see reasoning_parser"),
+    no_effect("embeddings", _L, say.BOTH_TASKS, arity="switch"),
+    alias("reasoning_format", "reasoning_parser", _L, others=False,
+          values={"none": "none", "auto": DEFAULT, "deepseek": DEFAULT},
+          text="reasoning is either a field of its own or in the text",
+          fix="use auto or none"),
     alias("reasoning", "default_chat_template_kwargs", _L, "-rea", others=False,
           values={"on": _THINKS, "off": _THINKS_NOT, "auto": DEFAULT},
           text="the chat template says whether a model reasons", fix="use on, off or auto"),
@@ -139,8 +140,8 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
     only("webui_config", _L, (), "the page comes with the server", "leave it out", "--ui-config"),
     only("webui_config_file", _L, (), "the page comes with the server", "leave it out",
          "--ui-config-file"),
-    only("media_path", _L, (), "models read only text", "leave it out"),
-    only("slot_save_path", _L, (), "KV blocks are not written to disk", "leave it out"),
-    only("path", _L, (), "the page comes with the server", _PROXY),
+    only("media_path", _L, (), say.TEXT_ONLY, "leave it out"),
+    only("slot_save_path", _L, (), say.NOT_ON_DISK, "leave it out"),
+    only("path", _L, (), "the page comes with the server", say.PROXY),
     only("headless", _V, (False,), "each server has its API", "leave it out", arity="switch"),
 )  # fmt: skip

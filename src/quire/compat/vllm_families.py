@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire.compat import phrases as say
 from quire.compat.families import each
 from quire.compat.foreign_name import ForeignName
 
@@ -14,11 +15,11 @@ VLLM_FAMILIES: tuple[ForeignName, ...] = (
           " enable_mm_embeds? skip_mm_profiling? enable_mm_processor_stats?"
           " disable_chunked_mm_input? video_pruning_rate video_pruning_method"
           " allowed_local_media_path allowed_media_domains",
-          "models read only text"),
+          say.TEXT_ONLY),
     *each("prefill_context_parallel_size/-pcp decode_context_parallel_size/-dcp"
           " data_parallel_size_local/-dpl nnodes enable_eplb? enable_elastic_ep? enable_dbo?",
-          "a model runs on one device",
-          "run one server for each GPU, or use quantization='fp8' to fit one", 1),
+          say.ONE_DEVICE,
+          say.MORE_DEVICES, 1),
     *each("data_parallel_rank/-dpn data_parallel_start_rank/-dpr data_parallel_address/-dpa"
           " data_parallel_rpc_port/-dpp data_parallel_hybrid_lb?/-dph"
           " data_parallel_external_lb?/-dpe data_parallel_multi_port_external_lb?/-dpm"
@@ -31,12 +32,12 @@ VLLM_FAMILIES: tuple[ForeignName, ...] = (
           " disable_nccl_for_dp_synchronization? expert_placement_strategy"
           " enable_ep_weight_filter? enable_hc_sp? enable_batch_sharded_sampling?"
           " enable_nccl_comm_suspend? ray_workers_use_nsight?",
-          "a model runs on one device"),
+          say.ONE_DEVICE),
     *each("moe_backend linear_backend sparse_indexer_topk_backend gdn_prefill_backend"
           " kda_prefill_backend kda_decode_backend mamba_backend attention_config/-ac kernel_config"
           " enable_flashinfer_autotune? monokernel? ir_op_priority kv_sharing_fast_prefill?"
           " swa_bounded_replay? use_fp64_gumbel?",
-          "kernels are chosen by shape and device"),
+          say.OWN_KERNELS),
     *each("mamba_config mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size"
           " mamba_cache_mode mamba_ssu_algorithm mamba_cache_philox_rounds"
           " enable_mamba_shared_prefix_checkpoint? enable_mamba_cache_stochastic_rounding?"
@@ -50,9 +51,8 @@ VLLM_FAMILIES: tuple[ForeignName, ...] = (
     *each("fully_sharded_loras? lora_target_modules max_lora_cls_labels default_mm_loras"
           " enable_tower_connector_lora? specialize_active_lora? enable_moe_shared_loras?"
           " enable_mixed_moe_lora_format?",
-          "the weights are those of the model's folder"),
-    *each("spec_method spec_model spec_tokens", "a step samples one token of each request",
-          "leave it out"),
+          say.NO_ADAPTER),
+    *each("spec_method spec_model spec_tokens", say.ONE_TOKEN, "leave it out"),
     *each("kv_cache_metrics? kv_cache_metrics_sample cudagraph_metrics? enable_mfu_metrics?"
           " enable_layerwise_nvtx_tracing? enable_logging_iteration_details?"
           " aggregate_engine_logging? per_request_spec_decode_metrics jit_monitor_mode"
@@ -75,7 +75,7 @@ VLLM_FAMILIES: tuple[ForeignName, ...] = (
     *each("renderer_num_workers", "prompts are read by the API processes"),
     *each("io_processor_plugin reasoning_parser_plugin scheduler_cls worker_extension_cls"
           " model_class_overrides aux_output_config",
-          "there are no plug-ins", "leave it out"),
+          say.NO_PLUG_INS, "leave it out"),
     *each("weight_transfer_config ec_transfer_config ec_manager_config watermark_config"
           " diffusion_config/-dc enable_trace_replay? enable_return_routed_experts?"
           " return_sampling_mask? tokens_only? quantization_config model_weights",
@@ -91,21 +91,20 @@ VLLM_FAMILIES: tuple[ForeignName, ...] = (
 )  # fmt: skip
 
 SERVER_FAMILIES: tuple[ForeignName, ...] = (
-    *each("trust_request_mm_kwargs?", "models read only text"),
+    *each("trust_request_mm_kwargs?", say.TEXT_ONLY),
     *each("enable_log_outputs? enable_log_deltas?", "texts are never logged"),
     *each("log_error_stack?", "an internal error's traceback is always logged"),
     *each("enable_per_request_metrics?", "what is measured is in /metrics"),
     *each("dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s"
           " dp_supervisor_probe_failure_threshold data_parallel_supervisor_port",
-          "a model runs on one device"),
+          say.ONE_DEVICE),
     *each("cohere_is_reasoning_model? cohere_format", "there are no routes of Cohere's chat API"),
     *each("enable_offline_docs?", "the page at /docs needs no network"),
-    *each("enable_flash_late_interaction?", "kernels are chosen by shape and device"),
-    *each("enable_ssl_refresh? ssl_cert_reqs ssl_ciphers", "the server speaks plain HTTP",
-          "put a proxy in front, such as Caddy or nginx"),
+    *each("enable_flash_late_interaction?", say.OWN_KERNELS),
+    *each("enable_ssl_refresh? ssl_cert_reqs ssl_ciphers", say.PLAIN_HTTP, say.PROXY),
     *each("disable_fastapi_docs?", "the page at /docs has nothing of this server's data",
           "put a proxy in front that refuses /docs"),
-    *each("sse_keep_alive_interval", "a stream has no lines but its events",
+    *each("sse_keep_alive_interval", say.EVENTS_ALONE,
           "raise the read timeout of the proxy in front"),
     *each("grpc? grpc_port enable_scale_out?", "the server speaks HTTP alone", "leave it out"),
     *each("reasoning_effort_map anthropic_disabled_thinking_effort",

@@ -6,13 +6,11 @@ nothing.
 
 from __future__ import annotations
 
+from quire.compat import phrases as say
 from quire.compat.foreign_name import ForeignName, alias, no_effect, only
 
 _W, _K, _S = "text-generation-webui", "KoboldCpp", "SillyTavern"
-_CUT = "logits are cut by top_k, top_p and min_p"
-_CUTS = "use top_p, top_k or min_p"
 _TEMPERATURE = "the temperature is fixed"
-_PENALTY = "penalties cover the whole answer (repetition_penalty: the prompt too)"
 _OTHER_PENALTY = "there is no such penalty"
 _CLIENT = "it is the client's own"
 
@@ -31,22 +29,22 @@ WEBUI_FIELDS: tuple[ForeignName, ...] = (
     no_effect("api_type", _S, _CLIENT),
     no_effect("legacy_api", _S, _CLIENT),
     no_effect("truncation_length", _W, "a prompt is not cut; it must fit the context"),
-    no_effect("rep_pen_range", _K, _PENALTY),
-    no_effect("repetition_penalty_range", _W, _PENALTY),
+    no_effect("rep_pen_range", _K, say.PENALTIES),
+    no_effect("repetition_penalty_range", _W, say.PENALTIES),
     no_effect("temperature_last", _W, "the temperature comes before the cuts"),
     no_effect("dynatemp_low", _W, _TEMPERATURE),
     no_effect("dynatemp_high", _W, _TEMPERATURE),
     no_effect("smoothing_curve", _W, "it needs smoothing_factor, which is not there"),
     only("dynamic_temperature", _W, (False,), _TEMPERATURE, "use temperature"),
     only("smoothing_factor", _W, (0,), _TEMPERATURE, "use temperature"),
-    only("tfs", _W, (1,), _CUT, _CUTS),
-    only("top_a", _W, (0,), _CUT, _CUTS),
-    only("typical", _K, (1,), _CUT, _CUTS),
-    only("nsigma", _W, (-1, 0), _CUT, _CUTS),
-    only("skew", _W, (0,), _CUT, _CUTS),
-    only("epsilon_cutoff", _W, (0,), _CUT, _CUTS),
-    only("eta_cutoff", _W, (0,), _CUT, _CUTS),
-    only("mirostat_mode", _W, (0,), "there is no Mirostat", _CUTS),
+    only("tfs", _W, (1,), say.CUTS, say.USE_CUTS),
+    only("top_a", _W, (0,), say.CUTS, say.USE_CUTS),
+    only("typical", _K, (1,), say.CUTS, say.USE_CUTS),
+    only("nsigma", _W, (-1, 0), say.CUTS, say.USE_CUTS),
+    only("skew", _W, (0,), say.CUTS, say.USE_CUTS),
+    only("epsilon_cutoff", _W, (0,), say.CUTS, say.USE_CUTS),
+    only("eta_cutoff", _W, (0,), say.CUTS, say.USE_CUTS),
+    only("mirostat_mode", _W, (0,), "there is no Mirostat", say.USE_CUTS),
     only("encoder_repetition_penalty", _W, (1,), _OTHER_PENALTY, "use repetition_penalty"),
     only("penalty_alpha", _W, (0,), _OTHER_PENALTY, "use repetition_penalty"),
     only("guidance_scale", _W, (1,), "a step runs one prompt of each request", "leave it out"),

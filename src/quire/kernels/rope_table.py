@@ -9,7 +9,10 @@ from quire.kernels.cpu.array_ops import to_bfloat16
 
 Table = tuple[Array, Array]  # cos and sin, each [P, R], as `reference.rotary` reads them
 
-_LEAST = 1024  # positions
+
+def table_size(end: int) -> int:
+    """Positions to keep angles for, so that there are rarely too few: a power of two."""
+    return max(1024, 1 << (end - 1).bit_length())
 
 
 class RopeTable:
@@ -27,8 +30,7 @@ class RopeTable:
     def up_to(self, end: int) -> Table:
         """cos and sin tables of positions 0 to at least end - 1."""
         if end > len(self._cos):
-            size = max(_LEAST, 1 << (end - 1).bit_length())  # so that there are rarely too few
-            angles = np.arange(size, dtype=np.float32)[:, None] * self._inv_freq
+            angles = np.arange(table_size(end), dtype=np.float32)[:, None] * self._inv_freq
             cos, sin = np.cos(angles) * self._scale, np.sin(angles) * self._scale
             pair = np.concatenate([cos, cos], axis=1), np.concatenate([-sin, sin], axis=1)
             self._cos, self._sin = map(to_bfloat16, pair) if self._in_bfloat16 else pair

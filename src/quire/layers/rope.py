@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.core.rope_settings import RopeSettings
+from quire.kernels.rope_table import table_size
 from quire.layers.parameter import LayerOptions
 from quire.layers.rope_scale import attention_factor, stretch
 
@@ -51,7 +52,7 @@ class RotaryEmbedding(nn.Module):
             return self._angles(positions)
         end = int(positions.max()) + 1
         if end > len(self._cos):
-            self._cos, self._sin = self._angles(torch.arange(_table_size(end)))
+            self._cos, self._sin = self._angles(torch.arange(table_size(end)))
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,11 +60,6 @@ class RotaryEmbedding(nn.Module):
         if self.rope.kind == "dynamic":
             inv_freq = _dynamic_frequencies(self.rope, positions)  # [T, R/2]
         return self.kernels.rope_angles(positions, inv_freq, self.scale, self.dtype)
-
-
-def _table_size(end: int) -> int:
-    """Positions to keep angles for, so that there are rarely too few: a power of two."""
-    return max(1024, 1 << (end - 1).bit_length())
 
 
 def inverse_frequencies(rope: RopeSettings, max_model_len: int) -> Tensor:

@@ -6,6 +6,7 @@ Owns the arguments that the call has in `transformers`, and which of them are re
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ _LONGEST, _TO_MAX = "longest", "max_length"
 _PADDINGS = {False: None, None: None, "do_not_pad": None, True: _LONGEST} | {
     name: name for name in (_LONGEST, _TO_MAX)
 }
-_TRUNCATIONS = {False: False, None: False, "do_not_truncate": False} | dict.fromkeys(
+TRUNCATIONS = {False: False, None: False, "do_not_truncate": False} | dict.fromkeys(
     (True, "longest_first", "only_first"), True
 )
 # further arguments of `transformers`, with a value that asks for nothing besides None and False
@@ -71,7 +72,7 @@ class BatchOptions(msgspec.Struct, frozen=True):
     @classmethod
     def read(
         cls,
-        model_max_length: int,
+        model_max_length: int | None,
         /,
         padding: bool | str | None = False,
         truncation: bool | str | None = None,
@@ -84,7 +85,7 @@ class BatchOptions(msgspec.Struct, frozen=True):
         refuse_others(others)
         for name, value, known in (
             ("padding", padding, _PADDINGS),
-            ("truncation", truncation, _TRUNCATIONS),
+            ("truncation", truncation, TRUNCATIONS),
         ):
             if not isinstance(value, bool | str | None) or value not in known:
                 names = ", ".join(repr(each) for each in known if each is not None)
@@ -92,16 +93,17 @@ class BatchOptions(msgspec.Struct, frozen=True):
         if return_tensors not in (None, "np", "pt"):
             problem = f"must be 'np', 'pt' or None, not {return_tensors!r:.64}"
             raise invalid_value("return_tensors", problem)
-        cuts, pads = _TRUNCATIONS[truncation], _PADDINGS[padding]
+        length_name = "max_length"
+        cuts, pads = TRUNCATIONS[truncation], _PADDINGS[padding]
         if max_length is None and (cuts or pads == _TO_MAX):
-            if model_max_length >= NO_MAX_LENGTH:
+            if model_max_length is None or model_max_length in (NO_MAX_LENGTH, inf):
                 name = "truncation" if cuts else "padding"
                 problem = "needs the number of tokens, which no file names; set max_length"
                 raise invalid_value(name, problem)
-            max_length = model_max_length
+            max_length, length_name = model_max_length, "model_max_length"
         if max_length is not None:
             if type(max_length) is not int or max_length < 1:
-                raise invalid_value("max_length", f"must be an integer >= 1, not {max_length!r}")
+                raise invalid_value(length_name, f"must be an integer >= 1, not {max_length!r}")
             if not cuts and pads != _TO_MAX:
                 problem = "cuts with truncation=True, and fills up with padding='max_length'"
                 raise invalid_value("max_length", f"{problem}; set one of them")

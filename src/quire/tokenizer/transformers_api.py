@@ -35,7 +35,7 @@ class TransformersTokenizer(ForeignMethods):
         self._with_template = lru_cache(8)(tokenizer.with_chat_template)
         self.padding_side = self.truncation_side = "right"
         self.pad_token: str | None = tokenizer.names.get("pad_token")
-        self.model_max_length = tokenizer.model_max_length
+        self.model_max_length: int | None = tokenizer.model_max_length
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = {name: getattr(self, name) for name in _SETTABLE}

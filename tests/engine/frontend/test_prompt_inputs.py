@@ -17,6 +17,15 @@ from quire.engine.frontend.prompt_inputs import (
 )
 from quire.errors import ContextLengthError, InvalidRequestError
 
+
+def objects(*items: object) -> np.ndarray[Any, Any]:
+    """An array of these, whatever they are."""
+    array = np.empty(len(items), object)
+    for index, item in enumerate(items):
+        array[index] = item
+    return array
+
+
 USER = {"role": "user", "content": "hi"}
 
 
@@ -40,6 +49,7 @@ USER = {"role": "user", "content": "hi"}
         ({"a": 1, "b": 2}.keys(), ["a", "b"]),
         ({1: "a", 2: [3]}.values(), ["a", [3]]),
         (deque(["a", deque([1])]), ["a", [1]]),
+        (objects("a", np.array([1])), ["a", [1]]),
     ],
 )
 def test_prompts(given: Any, read: list[Any]) -> None:
@@ -72,6 +82,10 @@ def test_wrong_prompts(given: Any, problem: str) -> None:
         ([USER], [[USER]]),
         ((USER, USER), [[USER, USER]]),
         ([[USER], (USER,)], [[USER], [USER]]),
+        (np.array([USER, USER]), [[USER, USER]]),
+        (np.array([[USER], [USER]]), [[USER], [USER]]),
+        (objects([USER], np.array([USER])), [[USER], [USER]]),
+        (iter([iter([USER])]), [[USER]]),
         ([], []),
     ],
 )

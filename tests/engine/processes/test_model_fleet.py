@@ -291,6 +291,46 @@ def test_no_model_is_unloaded_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asyncio.run(run()) == [(51, ["a", "b"])]
 
 
+@pytest.mark.parametrize("seconds", [5, 40], ids=["in-its-turn", "asked-and-declines"])
+def test_idle_models_stay_where_even_all_of_them_would_not_free_enough(
+    seconds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """seconds: for which the busy one has been loaded."""
+    clock = 1e6
+    monkeypatch.setattr(fleet_model.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(model_fleet.asyncio, "sleep", no_sleep)
+
+    class IdleBut(InConstantUse):
+        """A fake supervisor with one busy engine."""
+
+        def start_engine(self, name: str, _config: EngineConfig, _on_end: object) -> object:
+            return Busy() if name == "busy" else SimpleNamespace(last_used=1e6)
+
+        def broadcast(self, message: ControlMessage) -> None:
+            if not isinstance(message, ReleaseModel):
+                super().broadcast(message)
+            else:
+                agreed = message.name != "busy"
+                self.fleet.on_message("0", ModelReleased(name=message.name, agreed=agreed))
+
+    async def run() -> list[str]:
+        nonlocal clock
+        parent = IdleBut()
+        fleet = await fleet_of(parent, "idle", "busy", "small", "large", limit=600 * MIB)
+        for name in ("idle", "busy"):
+            assert not await parent.request(name)
+        size = fleet._models["large"].footprint
+        assert size is not None
+        fleet._models["large"].footprint = msgspec.structs.replace(size, weights=300 * MIB)
+        clock += seconds
+        assert "send it again later" in await parent.request("large")
+        assert not parent.stopped
+        assert not await parent.request("small")
+        return parent.stopped
+
+    assert asyncio.run(run()) == ["idle"]
+
+
 @pytest.mark.parametrize("longest", [-1.0, 0.0])
 def test_models_that_are_used_alternately_are_not_swapped_at_each_request(
     longest: float, monkeypatch: pytest.MonkeyPatch

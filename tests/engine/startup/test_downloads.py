@@ -68,7 +68,7 @@ def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHu
 def _forget() -> None:
     """What a process has asked the hub, it does not ask again."""
     hub._download.cache_clear()
-    hub._files_of.cache_clear()
+    hub._listed_files.cache_clear()
 
 
 def serve(**options: Any) -> object:
@@ -201,6 +201,19 @@ def test_a_repository_that_lacks_files_is_refused_by_those_it_has(
     for start in (serve, generate, quantize):
         with pytest.raises(UserError, match=re.escape(words)):
             start()
+
+
+def test_files_that_the_hub_did_not_list_are_asked_for_again(
+    fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in fake_hub.files.iterdir():
+        path.unlink()
+    with pytest.raises(UserError, match=r"has no config\.json"):
+        serve()  # offline
+    listed = ModelInfo(id=NAME, siblings=[{"rfilename": "a.gguf"}])
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: listed)
+    with pytest.raises(UserError, match=r"has GGUF files \(a.gguf\)"):
+        serve()
 
 
 def test_a_model_that_cannot_run_is_refused_before_its_tokenizer(fake_hub: FakeHub) -> None:

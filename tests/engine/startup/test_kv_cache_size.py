@@ -111,7 +111,7 @@ def blocks(**options: Any) -> int:
 
 def test_a_gpus_cache_gets_what_the_largest_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu(monkeypatch, free=3800 * MIB, total=4000 * MIB, peak=130 * MIB, allocated=30 * MIB)
-    config = EngineConfig.from_options(model="quire-tiny-draft").resolved("cuda")
+    config = EngineConfig.from_options(model="quire-tiny-draft").resolved("cuda", 2048)
     graphs = graph_bytes(config, MODEL_CONFIG, 4) + token_count_bytes(config, MODEL_CONFIG)
     code = CODE_BYTES // MIB  # of kernels that are not loaded yet
     assert blocks() == 3600 - 200 - 100 - code - -(-graphs // MIB)
@@ -166,7 +166,7 @@ def test_memory_that_runs_out_at_the_start_names_the_setting(
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_only_a_gpus_settings_are_named_where_its_memory_ran_out(device: str) -> None:
-    config = EngineConfig.from_options().resolved(device)
+    config = EngineConfig.from_options().resolved(device, 2048)
     for around in (fitting_step(config), fitting_kv(config, 5)):
         with pytest.raises(ConfigError) as error, around:
             raise MemoryError

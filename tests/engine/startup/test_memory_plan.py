@@ -75,6 +75,34 @@ def test_a_kv_cache_in_8_bits_has_memory_to_dequantize_keys(kv_cache_dtype: str)
     assert in_8_bits.num_slots / usual.num_slots > 1.9
 
 
+def test_numbers_that_a_gemm_makes_of_grouped_codes_have_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    int4 = pytest.importorskip("quire.kernels.triton.ops.int4_linear")
+    byte = pytest.importorskip("quire.kernels.triton.ops.byte_linear")
+    assert (footprint.PIECE_BYTES, footprint.BYTE_PIECE_BYTES) == (int4._PIECE, byte._PIECE)
+    monkeypatch.setattr(footprint, "driver_capability", lambda: (9, 0))
+    gate_up, head = 2 * 14_336 * 4096 * 2, 128_256 * 4096 * 2
+    for quantization, usual, invariant in (
+        ("int4", gate_up, gate_up), ("nf4", gate_up, gate_up), ("w8a16", 2**25, head),
+        ("int8", 0, 0), ("fp8", 0, 0), ("none", 0, 0),
+    ):  # fmt: skip
+        for batch_invariant, most in ((False, usual), (True, invariant)):
+            options = {"batch_invariant": batch_invariant, "device": "cuda"}
+            found, plain = (
+                plan_8b(100, quantization=quantization, **options),
+                plan_8b(100, **options),
+            )
+            assert found.workspace - plain.workspace == most, (quantization, most)
+            assert found.graphs - plain.graphs == most  # they have memory of their own
+    monkeypatch.setattr(footprint, "PIECE_BYTES", 2**20)
+    pieces, whole = (
+        plan_8b(100, quantization="int4", batch_invariant=on, device="cuda").workspace
+        for on in (False, True)
+    )
+    assert whole - pieces == gate_up - 2**20
+
+
 @pytest.mark.parametrize(
     ("capability", "options", "dequantizes"),
     [
@@ -187,7 +215,7 @@ def test_a_length_that_the_model_does_not_know_is_refused_as_at_a_start() -> Non
         {"max_model_len": 5000},
         {"num_blocks": 2, "max_model_len": 100},
         {"kv_cache_memory_bytes": 100},
-        {"enable_chunked_prefill": False},
+        {"enable_chunked_prefill": False, "max_num_batched_tokens": 300},
         {"override_generation_config": '{"temprature": 1}'},
         {"override_generation_config": '{"temperature": "x"}'},
         {"generation_config": "/nowhere"},
@@ -290,6 +318,9 @@ def test_steps_whose_offsets_would_overflow_are_refused() -> None:
     assert plan_8b(9999, max_num_batched_tokens=most).problem is None
     with pytest.raises(ConfigError, match=f"max_num_batched_tokens .* at most {most:,} .*; lower"):
         plan_8b(9999, max_num_batched_tokens=most + 1)
+    with pytest.raises(ConfigError, match=f"at most {most:,} .*; lower max_model_len, as prompts"):
+        plan_8b(9999, enable_chunked_prefill=False)
+    assert plan_8b(9999, enable_chunked_prefill=False, max_model_len=70_000).problem is None
     most = 2**31 // 128_256
     with pytest.raises(ConfigError, match=f"max_num_seqs .* at most {most:,} .*; lower"):
         plan_8b(9999, max_num_seqs=most + 1, max_num_batched_tokens=50_000)

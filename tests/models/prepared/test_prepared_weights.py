@@ -150,7 +150,10 @@ def test_the_users_cache_folder_is_taken(tmp_path: Path, monkeypatch: pytest.Mon
     assert found.file.parent == tmp_path / "quire" / "prepared"
 
 
-HARMS = ("cut", "header", "names", "formats", "kernel", "sizes", "entry", "empty", "zeros")
+HARMS = (
+    "cut", "header", "names", "formats", "kernel", "sizes", "entry", "empty", "zeros", "type",
+    "shape", "flag",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("harm", HARMS)
@@ -169,6 +172,9 @@ def test_a_broken_file_is_made_again(
         "sizes": re.sub(rb'outputs\\": \d', rb'outputs\\": 9', whole),
         "entry": re.sub(rb'{\\"layout[^}]*}', lambda found: b"5".ljust(len(found[0])), whole),
         "empty": b"",
+        "type": whole.replace(b'"F32", "shape": [', b'"I32", "shape": [', 1),
+        "shape": re.sub(rb'"shape": \[(\d+), (\d+)\]', rb'"shape": [\2, \1]', whole, count=1),
+        "flag": whole.replace(rb"permuted\": false", rb"permuted\": true ", 1),
         "zeros": whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2),
     }
     assert broken[harm] != whole

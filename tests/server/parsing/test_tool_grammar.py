@@ -484,3 +484,8 @@ def test_a_control_token_begins_a_thought_within_the_grammar() -> None:
     assert thought_mark(how, ids.get) is None
     opened = ParserConfig(REASONING_PARSERS["think"], in_reasoning=True)
     assert thought_mark(opened, lambda _: None) is None
+    ended = ParserConfig(REASONING_PARSERS["think"], is_past_reasoning=True)
+    assert thought_mark(ended, lambda _: None) is None
+    for known in (ids, {}):
+        text = grammar(ended, known, must_call=False, text_format=ANY_THEN_DIGITS[0])
+        assert text.startswith("start: form\n")

@@ -161,7 +161,7 @@ class OfflineEngine:
         interrupt: DeferredInterrupt,
         field: str,
         items: Sequence[tuple[Item, SamplingParams]],
-        prompt_of: Callable[[Item], Prompt],
+        request_of: Callable[[Item, SamplingParams], tuple[Prompt, SamplingParams]],
         encoding: Encoding = USUAL_ENCODING,
         *,
         use_tqdm: bool,
@@ -171,8 +171,9 @@ class OfflineEngine:
     ) -> list[RequestOutput]:
         """The answers to prompts, in their order. field: the argument of the items, for errors.
 
-        prompt_of: from an item to its prompt. encoding: how texts become token ids. raise_errors:
-        if False, an item that is refused or fails has a result with `error`, and the others run.
+        request_of: from an item and its params to its prompt, and what its params become. encoding:
+        how texts become token ids. raise_errors: if False, an item that is refused or fails has a
+        result with `error`, and the others run.
         on_output: gets each part of an answer as it comes; there is no progress bar then.
         on_answer: gets each result in the order of the prompts, once those before it have ended.
         """
@@ -182,7 +183,7 @@ class OfflineEngine:
             ids.append(self._next_id())
             try:
                 with errors_name_field(field, index, len(items) if raise_errors else 1):
-                    prompt = prompt_of(item)
+                    prompt, params = request_of(item, params)
                     prepared.append(
                         self._inputs.prepare(
                             ids[-1],

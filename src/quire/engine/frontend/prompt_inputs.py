@@ -6,7 +6,7 @@ processor and the tokenizer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict
 
 from quire.core.sampling_params import SamplingParams
@@ -73,23 +73,23 @@ def _read_map(item: dict[Any, Any], where: str) -> Prompt:
 
 def read_conversations(given: Conversation | Iterable[Conversation]) -> list[list[Message]]:
     """Each conversation as a list of messages. Raises InvalidRequestError."""
-    messages: Any = list(given) if isinstance(given, Iterator) else given
+    messages: Any = plain_value(given)
     if isinstance(messages, str):
         raise invalid_value("messages", f"{_MESSAGES}, not text; for text use generate")
     if isinstance(messages, dict):
         raise invalid_value(
             "messages", "must be a list of messages, not one message; put it in a list"
         )
-    if not isinstance(messages, list | tuple):
+    if not isinstance(messages, list):
         kind = type(messages).__name__
         raise invalid_value("messages", f"{_MESSAGES}, not {kind}")
     if any(isinstance(item, dict) for item in messages):
-        return [list(messages)]
+        return [messages]
     for index, item in enumerate(messages):
-        if not isinstance(item, list | tuple):
+        if not isinstance(item, list):
             problem = f"{_MESSAGES}, not {type(item).__name__}"
             raise invalid_value("messages", problem, where=f"messages[{index}]")
-    return [list(conversation) for conversation in messages]
+    return messages
 
 
 def expand_sampling_params(

@@ -65,7 +65,7 @@ class EncodingOptions(TypedDict, total=False):
     truncate_prompt_tokens: the number of tokens to keep; -1: as many as fit.
     truncation_side: "left" cuts tokens at the begin (the default), "right" those at the end.
     add_special_tokens: such as a BOS in front; by default as the tokenizer says.
-    tokenization_kwargs: a map with these.
+    tokenization_kwargs: a map with these, or with truncation and max_length of transformers.
     """
 
     truncate_prompt_tokens: int | None
@@ -120,12 +120,27 @@ def read_chat(
     return own | rest, read_encoding(encoding)
 
 
+def _as_own(nested: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a tokenizer's call with truncation as truncate_prompt_tokens."""
+    own = dict(nested)
+    if "truncation" not in own:
+        return own
+    from quire.tokenizer.encoded_batch import TRUNCATIONS  # usually not needed
+
+    given = own["truncation"]
+    if isinstance(given, bool | str) and TRUNCATIONS.get(given):
+        del own["truncation"]
+        longest = own.pop("max_length", None)
+        own.setdefault("truncate_prompt_tokens", -1 if longest is None else longest)
+    return own
+
+
 def read_encoding(options: Mapping[str, Any]) -> Encoding:
     """The encoding that the options, nested ones too, describe. Raises InvalidRequestError."""
     nested = options.get("tokenization_kwargs") or {}
     if not isinstance(nested, Mapping):
         raise invalid_value("tokenization_kwargs", f"must be a map, not {nested!r}")
-    given = {**nested, **options}
+    given = {**_as_own(nested), **options}
     given.pop("tokenization_kwargs", None)
     truncate = plain_number(given.pop("truncate_prompt_tokens", None))
     special = given.pop("add_special_tokens", None)

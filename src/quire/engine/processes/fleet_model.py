@@ -89,6 +89,11 @@ class FleetModel:
         return time.monotonic() - self.failed_at > FAILURE_SECONDS
 
     @property
+    def can_unload(self) -> bool:
+        """Whether it is loaded, and is not being unloaded or loaded again."""
+        return self.state == "loaded" and not self.changing.locked()
+
+    @property
     def has_had_turn(self) -> bool:
         """Whether it has been loaded for so long that it makes room, even if it is in use."""
         return time.monotonic() - self.turn_began > TURN_SECONDS

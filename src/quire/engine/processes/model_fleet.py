@@ -246,7 +246,7 @@ class ModelFleet:
         model.plan = msgspec.structs.replace(model.plan, config=config)
 
     async def _free_memory(self, model: FleetModel) -> None:
-        """Unload least recently used models until this one fits. Raises OutOfModelMemoryError.
+        """Unload least recently used models, if this one fits then. Raises OutOfModelMemoryError.
 
         Those in use are not asked before they have had their turn: between two requests of a client
         nothing is in flight, and models would be swapped all the time.
@@ -258,19 +258,11 @@ class ModelFleet:
         self._claimant = model
         others = [other for other in self._models.values() if other.engine is not None]
         others.sort(key=lambda other: 0.0 if other.engine is None else other.engine.last_used)
-        for other in others:
-            if self._num_bytes_with(model) > limit and not other.seconds_until_idle:
-                await self._unload_unused(other, grace=0.0)
+        await self._unload_enough(model, [o for o in others if not o.seconds_until_idle])
         if self._num_bytes_with(model) > limit and model.may_demand_memory():
-            due = [other for other in others if other.engine is not None and other.has_had_turn]
-            due.sort(key=lambda other: other.turn_began)
-            while (missing := self._num_bytes_with(model) - limit) > 0:
-                freed = accumulate(other.num_bytes or 0 for other in due)
-                count = next((i for i, size in enumerate(freed, 1) if size >= missing), 0)
-                if count == 0:
-                    break  # none is unloaded in vain
-                self._due = due[:count]
-                await self._unload_unused(due.pop(0), grace=DRAIN_SECONDS)
+            idle = [o for o in others if not (o.seconds_until_idle or o.has_had_turn)]
+            due = sorted((o for o in others if o.has_had_turn), key=lambda other: other.turn_began)
+            await self._unload_enough(model, idle + due, grace=DRAIN_SECONDS)
         if (needed := self._num_bytes_with(model)) > limit:
             loaded = ", ".join(f"{o.plan.name} ({o.size_text})" for o in others if o.engine)
             raise OutOfModelMemoryError(
@@ -278,11 +270,27 @@ class ModelFleet:
                 f"{loaded}, that would be {needed:,} of {limit:,} bytes; send it again later"
             )
 
-    async def _unload_unused(self, other: FleetModel, grace: float) -> None:
-        """Unload a model unless it is changing, or is in use after grace seconds."""
-        if other.state == "loaded" and not other.changing.locked():
-            async with other.changing:
-                await self._unload(other, grace)
+    async def _unload_enough(
+        self, model: FleetModel, others: Sequence[FleetModel], grace: float = 0.0
+    ) -> None:
+        """Unload as many others, in this order, as free enough for a model; if all do not, none.
+
+        Those that are changing, or are in use after grace seconds, stay. Without grace the last one
+        is asked first: the most recently used, which may refuse before another makes room in vain.
+        """
+        limit = self._settings.memory_bytes
+        assert limit is not None, "without one, each model fits"
+        left = [other for other in others if other.can_unload]
+        while (missing := self._num_bytes_with(model) - limit) > 0:
+            freed = accumulate(other.num_bytes or 0 for other in left)
+            count = next((i for i, size in enumerate(freed, 1) if size >= missing), 0)
+            if count == 0:
+                return
+            self._due = left[:count]
+            other = left.pop(0 if grace else count - 1)
+            if other.can_unload:  # and not changing meanwhile
+                async with other.changing:
+                    await self._unload(other, grace)
 
     def _fits_now(self, model: FleetModel) -> bool:
         """Whether it fits as it is, and still beside the one that memory is being freed for."""

@@ -23,6 +23,7 @@ from quire.kvcache.kv_sizes import block_bytes, layers_with_types
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
 from quire.models.checkpoints.open_checkpoint import open_checkpoint
 from quire.models.config.model_config import ModelConfig
+from quire.quantization.scheme import FormatChoice
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,10 @@ BASE_BYTES = 256 << 20
 # On a CPU the default KV cache takes this share of the free memory, and at most this much.
 CPU_KV_SHARE = 0.25
 CPU_KV_BYTES = 4 << 30
+
+# Numbers that kernels on a GPU make at a time of weights of four bits, and of a byte: _PIECE of
+# int4_linear.py and of byte_linear.py, which import Triton.
+PIECE_BYTES, BYTE_PIECE_BYTES = 2**28, 2**25
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,11 +94,7 @@ def weights_by_format(
         num_weights = sum(entry.num_items for entry in open_checkpoint(folder).entries.values())
     dtype = choose_dtype(config, model_config)
     item = DTYPES[dtype].num_bytes
-    device, checkpoint = device_type(config), model_config.checkpoint_format
-    capability = driver_capability() if device == "cuda" else None
-    scheme = choose_formats(
-        config.model, checkpoint, spec, device, dtype=dtype, capability=capability
-    )
+    scheme = _scheme_of(config, model_config)
     tied = spec.head if spec.is_head_tied else None
     if scheme is None:
         return {dtype: num_weights * item}
@@ -105,6 +106,34 @@ def weights_by_format(
         name, size = (chosen.name, chosen.num_bytes(n, k)) if chosen else (dtype, n * k * item)
         found[name] += size
     return dict(found)
+
+
+def dequantized_bytes(config: EngineConfig, model_config: ModelConfig) -> int:
+    """Bytes of the numbers that a GEMM on a GPU makes of a weight with scales of groups.
+
+    Of a whole weight where results may not depend on the batch; else some rows at a time.
+    """
+    scheme = _scheme_of(config, model_config)
+    if scheme is None:
+        return 0
+    item, most = DTYPES[choose_dtype(config, model_config)].num_bytes, 0
+    for module, linear in model_config.spec.named_linears:
+        chosen = scheme.format_for(module, linear.role, linear.n, linear.k)
+        if chosen is not None and chosen.has_groups:
+            piece = PIECE_BYTES if chosen.codes_per_byte > 1 else BYTE_PIECE_BYTES
+            whole = linear.n * linear.k * item
+            most = max(most, whole if config.device.batch_invariant else min(whole, piece))
+    return most
+
+
+def _scheme_of(config: EngineConfig, model_config: ModelConfig) -> FormatChoice | None:
+    """The formats of the weights on the settings' device. Raises as `choose_formats` does."""
+    device, checkpoint = device_type(config), model_config.checkpoint_format
+    capability = driver_capability() if device == "cuda" else None
+    dtype, spec = choose_dtype(config, model_config), model_config.spec
+    return choose_formats(
+        config.model, checkpoint, spec, device, dtype=dtype, capability=capability
+    )
 
 
 def check_weights(config: EngineConfig, model_config: ModelConfig, folder: Path | None) -> None:

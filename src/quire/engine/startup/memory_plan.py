@@ -15,6 +15,7 @@ from quire.engine.startup.footprint import (
     block_bytes_of,
     blocks_within,
     default_kv_bytes,
+    dequantized_bytes,
     weights_by_format,
 )
 from quire.engine.startup.gpu_driver import driver_capability
@@ -109,8 +110,10 @@ def plan_memory(
     resolved.warn_of_quantization()
     config, model_config = resolved.config, resolved.model_config
     sizes = step_bytes(config, model_config, DTYPES[resolved.dtype].num_bytes)
-    if memory.device == "cuda" and dequantizes_keys(resolved, driver_capability()):
-        sizes["workspace"] += DEQUANTIZED_BYTES
+    if memory.device == "cuda":
+        sizes["workspace"] += dequantized_bytes(config, model_config)
+        if dequantizes_keys(resolved, driver_capability()):
+            sizes["workspace"] += DEQUANTIZED_BYTES
     weights = weights_by_format(config, model_config, resolved.folder)
     share = config.cache.gpu_memory_utilization if memory.device == "cuda" else 1.0
     budget = int(memory.total * share)

@@ -35,10 +35,11 @@ _STRIDE = 7  # so that neighbouring tokens differ in more than their last digit
 
 def start_null_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     """An engine with a model's sizes alone. Raises CheckpointError or ConfigError."""
-    config = config.resolved("cpu")
+    config.check_device("cpu")
     path = config_folder(config)
     model_config = ModelConfig.from_folder(path)
     max_model_len = config.model.max_model_len or model_config.max_position_embeddings
+    config = config.resolved("cpu", max_model_len)
     block_size = config.cache.block_size
     usable = usable_blocks(config, max_model_len)
     num_blocks = config.cache.num_blocks or min(usable, DEFAULT_BLOCKS)

@@ -107,14 +107,18 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
     # what is wrong whatever the model is gets refused before one is downloaded
     scheme_of(model.scheme, device, model.quantization_overrides)
     gate_limits(model.quality_gate)
-    config = requested.resolved(device)
-    folder = config_folder(config)
+    requested.check_device(device)
+    folder = config_folder(requested)
     model_config = ModelConfig.from_folder(folder)
     _check_stored(requested, folder, model_config)
-    config = _as_stored(config, model_config)
+    length_limit = _length_limit(requested, model_config)
+    config = _as_stored(requested.resolved(device, length_limit), model_config)
     if device == "cuda":
         _refuse_experts(model_config)
-        _refuse_large_steps(config, model_config)
+        is_given = requested.scheduler.max_num_batched_tokens > 0
+        _refuse_large_steps(
+            config, model_config, is_given or config.scheduler.enable_chunked_prefill
+        )
     dtype = choose_dtype(config, model_config)
     skipped = config.cache.kv_cache_dtype_skip_layers
     found = ResolvedConfig(
@@ -123,7 +127,7 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
         folder=folder,
         model_config=model_config,
         pooling=read_pooling(folder, config.model.pooling, model_config.hidden_size),
-        length_limit=_length_limit(config, model_config),
+        length_limit=length_limit,
         dtype=dtype,
         kv_dtype=choose_kv_dtype(config, model_config),
         kv_layers=layers_with_types(model_config.spec.kv_layers, skipped, dtype),
@@ -219,10 +223,11 @@ def _refuse_experts(model_config: ModelConfig) -> None:
             )
 
 
-def _refuse_large_steps(config: EngineConfig, model_config: ModelConfig) -> None:
+def _refuse_large_steps(config: EngineConfig, model_config: ModelConfig, is_chosen: bool) -> None:
     """Raise ConfigError for steps with a tensor in which kernels' offsets, of 32 bits, overflow.
 
-    And for more requests than attention has counters for.
+    And for more requests than attention has counters for. is_chosen: whether the token budget is
+    not what whole prompts need.
     """
     widths = [model_config.hidden_size]
     key_heads = max(layer.attention.num_kv_heads for layer in model_config.spec.layers)
@@ -237,8 +242,12 @@ def _refuse_large_steps(config: EngineConfig, model_config: ModelConfig) -> None
         ("max_num_seqs", scheduler.max_num_seqs, MOST_ROWS // key_heads),
     ):
         if count > most:
+            fix = "lower it"
+            if name == "max_num_batched_tokens" and not is_chosen:
+                fix = "lower max_model_len, as prompts are computed whole, or set "
+                fix += "enable_chunked_prefill"
             raise ConfigError(
-                f"{name} is {count:,}, but on a GPU it is at most {most:,} for this model; lower it"
+                f"{name} is {count:,}, but on a GPU it is at most {most:,} for this model; {fix}"
             )
 
 

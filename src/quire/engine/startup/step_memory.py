@@ -9,6 +9,7 @@ from quire.config import EngineConfig
 from quire.core.layer_spec import AttentionSpec, LayerSpec, MoESpec
 from quire.dtypes import HOPPER_BLOCK_SIZES, HOPPER_HEAD_DIMS, HOPPER_MAJOR
 from quire.engine.core.step_sizes import StepSizes
+from quire.engine.startup.footprint import dequantized_bytes
 from quire.engine.startup.resolved_config import ResolvedConfig
 from quire.models.config.model_config import ModelConfig
 
@@ -118,6 +119,7 @@ def graph_bytes(config: EngineConfig, model_config: ModelConfig, item: int) -> i
     states = most_tokens * width * item
     logits = num_rows * model_config.vocab_size * item if model_config.has_head else 0
     parts = activations + logits + states + shared_part_bytes(config, model_config)
+    parts += dequantized_bytes(config, model_config)
     return parts + sizes.num_graphs * GRAPH_BYTES
 
 

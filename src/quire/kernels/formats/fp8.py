@@ -11,30 +11,20 @@ bits (W8A16).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from quire.kernels.formats.int8 import CHUNK, GroupedBytes
+from quire.kernels.formats.int8 import CHUNK, BytesByOutput, GroupedBytes
 from quire.kernels.formats.native_format import STEP
-from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import Fp8Weight, QuantizedWeight, QuantSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Fp8(WeightFormat):
+class Fp8(BytesByOutput):
     """Weight format FP8: codes [N, K] in e4m3 and a scale [N]."""
 
     __slots__ = ()
-
-    def row_bytes(self, k: int) -> int:
-        """See `WeightFormat`."""
-        return k + 4
-
-    def rows(self, tensors: Mapping[str, Tensor]) -> Fp8Weight:
-        """See `WeightFormat`."""
-        return self._weight(tensors["codes"], tensors["scale"])
 
     def round_rows(self, weight: Tensor) -> Fp8Weight:
         """See `WeightFormat`."""
@@ -46,10 +36,6 @@ class Fp8(WeightFormat):
 
     def _weight(self, codes: Tensor, scale: Tensor) -> Fp8Weight:
         return Fp8Weight(codes, scale)
-
-    def dequantize(self, weight: QuantizedWeight) -> Tensor:
-        """See `WeightFormat`."""
-        return weight.codes.float() * weight.scale[:, None]
 
     def linear(self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
         """See `WeightFormat`."""

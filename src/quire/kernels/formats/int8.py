@@ -27,11 +27,33 @@ if TYPE_CHECKING:
 
     from quire.kernels.byte_operands import ByteWeight
 
-_STEP = 32  # groups are multiples of it
+GROUP_STEP = 32  # groups are multiples of it
 CHUNK = 256  # columns that a GPU reads at a time
 
 
-class Int8(WeightFormat):
+class BytesByOutput(WeightFormat):
+    """Codes [N, K] of a byte each, and a scale in float32 for each output [N]."""
+
+    __slots__ = ()
+
+    def row_bytes(self, k: int) -> int:
+        """See `WeightFormat`."""
+        return k + 4
+
+    def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
+        """See `WeightFormat`."""
+        return self._weight(tensors["codes"], tensors["scale"])
+
+    @abstractmethod
+    def _weight(self, codes: Tensor, scale: Tensor) -> QuantizedWeight:
+        """The weight of this format."""
+
+    def dequantize(self, weight: QuantizedWeight) -> Tensor:
+        """See `WeightFormat`."""
+        return weight.codes.float() * weight.scale[:, None]
+
+
+class Int8(BytesByOutput):
     """Weight format INT8: codes [N, K] and a scale [N]."""
 
     __slots__ = ()
@@ -40,14 +62,6 @@ class Int8(WeightFormat):
         (False, True): NativeFormat.INT8_HADAMARD,
     }
     is_rounded_natively: ClassVar[bool] = True
-
-    def row_bytes(self, k: int) -> int:
-        """See `WeightFormat`."""
-        return k + 4
-
-    def rows(self, tensors: Mapping[str, Tensor]) -> Int8Weight:
-        """See `WeightFormat`."""
-        return self._weight(tensors["codes"], tensors["scale"])
 
     def round_rows(self, weight: Tensor) -> Int8Weight:
         """See `WeightFormat`."""
@@ -62,10 +76,6 @@ class Int8(WeightFormat):
 
     def _weight(self, codes: Tensor, scale: Tensor) -> Int8Weight:
         return Int8Weight(codes, scale, self.spec.hadamard)
-
-    def dequantize(self, weight: QuantizedWeight) -> Tensor:
-        """See `WeightFormat`."""
-        return weight.codes.float() * weight.scale[:, None]
 
     def linear(self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
         """See `WeightFormat`."""
@@ -100,7 +110,7 @@ class GroupedBytes(WeightFormat):
 
     def fits(self, n: int, k: int) -> bool:
         """See `WeightFormat`."""
-        return self.spec.group % _STEP == 0 and super().fits(n, k)
+        return self.spec.group % GROUP_STEP == 0 and super().fits(n, k)
 
     def row_bytes(self, k: int) -> int:
         """See `WeightFormat`: as a GPU has them, with scales in float16 and one of the row."""

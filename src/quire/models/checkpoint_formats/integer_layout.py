@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from quire.kernels.formats.int8 import GROUP_STEP
 from quire.kernels.operands import QuantSpec
-
-_STEP = 32  # groups are multiples of it
 
 
 def group_problem(group: int, k: int) -> str | None:
@@ -27,10 +26,10 @@ def integer_spec(
     rounds: whether activations are rounded to bytes as well, as with INT8 while the model runs.
     """
     size = k if group == -1 else group
-    if bits == 4 and size > 0 and size % _STEP == 0:
+    if bits == 4 and size > 0 and size % GROUP_STEP == 0:
         return QuantSpec("int4", size, zeros, permuted=permuted and size < k)
     if bits == 8 and size == k and rounds and not zeros:
         return QuantSpec("int8")
-    if bits == 8 and not rounds and size > 0 and size % _STEP == 0:
+    if bits == 8 and not rounds and size > 0 and size % GROUP_STEP == 0:
         return QuantSpec("int8_group", size, zeros, permuted=permuted and size < k)
     return None

@@ -25,7 +25,7 @@ from quire.models.checkpoints.safetensors_header import STEP_BYTES
 from quire.models.config.model_config import ModelConfig
 from quire.version import __version__
 
-LAYOUT = 7  # to be raised when a packed layout or its metadata changes, or how weights are rounded
+LAYOUT = 8  # to be raised when a packed layout or its metadata changes, or how weights are rounded
 # entries of a file's metadata
 FORMATS = "formats"  # JSON: module name → its weight's format, see quantization/stored_weight.py
 SOURCE = "source"  # the checkpoint's folder, or GGUF file

@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ CHECK = "check"  # a tensor of its own
 _CHECKED = 256  # bytes at each place
 
 TensorBytes = Mapping[str, memoryview]  # by the name of the tensor
+Kinds = Mapping[str, tuple[str, Sequence[int]]]  # type, as the format names it, and shape, by name
 Formats = Mapping[str, Description]  # by the name of the module that has the weight
 
 
@@ -80,9 +81,11 @@ class PreparedFile:
         if not isinstance(self.formats, dict):
             raise LookupError("the formats of its weights are not a table")
         stored = self._mapped.array(self._entries.pop(CHECK))
+        kinds = {name: (entry.dtype, entry.shape) for name, entry in self._entries.items()}
         arrays = self.stored_arrays().arrays
-        if stored.item() != check_of({name: bytes_of(array) for name, array in arrays.items()}):
-            raise LookupError("its numbers are not those that were written")
+        parts = {name: bytes_of(array) for name, array in arrays.items()}
+        if stored.item() != check_of(parts, kinds, metadata[FORMATS]):
+            raise LookupError("its numbers or their types are not those that were written")
 
     def stored_arrays(self) -> StoredArrays:
         """Its weights; those of data types that NumPy does not have are arrays of their bits."""
@@ -99,12 +102,14 @@ def bytes_of(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def check_of(parts: TensorBytes) -> int:
-    """A checksum of some bytes of each tensor, of its beginning, middle and end.
+def check_of(parts: TensorBytes, kinds: Kinds, formats: str) -> int:
+    """A checksum of what a header says, and of the begin, middle and end of each tensor.
 
-    Blocks of a file that a disk lost are found with it; reading all would double a start.
+    formats: the metadata's. A bit that flips in the header may leave another type of the same size.
+    Blocks of a file that a disk lost are found, too; reading all would double a start.
     """
-    check = 0
+    header = [(name, dtype, list(shape)) for name, (dtype, shape) in sorted(kinds.items())]
+    check = zlib.crc32(json.dumps([header, formats]).encode())
     for name in sorted(parts):
         data = parts[name]
         for begin in (0, len(data) // 2, max(0, len(data) - _CHECKED)):

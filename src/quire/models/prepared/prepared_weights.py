@@ -51,7 +51,7 @@ from quire.models.prepared.prepared_reader import (
     discard,
     open_prepared,
 )
-from quire.models.prepared.safetensors_writer import bring_to_disk, write_tensors
+from quire.models.prepared.safetensors_writer import bring_to_disk, stored_dtype, write_tensors
 from quire.models.prepared.unfinished_file import unfinished_file
 from quire.processes import interrupted
 from quire.quantization.stored_weight import describe as describe_weight
@@ -136,9 +136,11 @@ class PreparedWeights:
             if shutil.disk_usage(folder).free < 2 * num_bytes:
                 logger.info("prepared weights are not stored: %s is nearly full", folder)
                 return
-            check = check_of({name: bytes_of(a) for name, a in arrays_of(tensors).items()})
-            everything = tensors | {CHECK: torch.tensor([check])}
             metadata = {FORMATS: json.dumps(formats), **self._origin}
+            parts = {name: bytes_of(array) for name, array in arrays_of(tensors).items()}
+            kinds = {name: (stored_dtype(t), t.shape) for name, t in tensors.items()}
+            check = check_of(parts, kinds, metadata[FORMATS])
+            everything = tensors | {CHECK: torch.tensor([check])}
             with unfinished_file(unfinished_name(self.file)) as path:
                 if not write_tensors(path, everything, tables, ending.stops, metadata):
                     return

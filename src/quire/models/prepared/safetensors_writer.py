@@ -60,6 +60,11 @@ def write_tensors(
     return True
 
 
+def stored_dtype(tensor: Tensor) -> str:
+    """The name of its data type in the format, such as "BF16"."""
+    return DTYPES[dtype_name(tensor.dtype)].safetensors
+
+
 def _header(tensors: dict[str, Tensor], ordered: list[str], metadata: dict[str, str]) -> bytes:
     """The header's bytes, with its length in front."""
     header: dict[str, object] = {"__metadata__": metadata}
@@ -67,7 +72,7 @@ def _header(tensors: dict[str, Tensor], ordered: list[str], metadata: dict[str, 
     for name in ordered:
         begin, end = end, end + tensors[name].nbytes
         header[name] = {
-            "dtype": DTYPES[dtype_name(tensors[name].dtype)].safetensors,
+            "dtype": stored_dtype(tensors[name]),
             "shape": list(tensors[name].shape),
             "data_offsets": [begin, end],
         }

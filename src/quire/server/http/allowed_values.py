@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -19,7 +19,7 @@ def allowed_values(kind: Any, path: str) -> list[str]:
     return list(dict.fromkeys(str(v).lower() if isinstance(v, bool) else str(v) for v in values))
 
 
-_type_info = cache(inspect.type_info)
+type_info: Callable[[Any], inspect.Type] = cache(inspect.type_info)  # it takes milliseconds
 
 
 def only_bool(kind: Any, path: str) -> str:
@@ -34,7 +34,7 @@ def _steps(path: str) -> list[str | None]:
 
 
 def _types_at(kind: Any, steps: Iterable[str | None]) -> list[inspect.Type]:
-    found: list[inspect.Type] = [_type_info(kind)]
+    found: list[inspect.Type] = [type_info(kind)]
     for step in steps:
         found = [inner for outer in found for inner in _inside(outer, step)]
     return found
@@ -53,7 +53,7 @@ def _fixed_bools(outer: inspect.Type) -> Iterator[str]:
 
 def _inside(outer: inspect.Type, step: str | None) -> Iterator[inspect.Type]:
     """The types of a field with this name, or of the items of a list or map for None."""
-    for kind in _plain(outer):
+    for kind in alternatives(outer):
         match kind:
             case inspect.StructType(fields=fields) if step is not None:
                 yield from (field.type for field in fields if field.encode_name == step)
@@ -65,24 +65,24 @@ def _inside(outer: inspect.Type, step: str | None) -> Iterator[inspect.Type]:
 
 def _values(outer: inspect.Type, last: str | None) -> Iterator[Any]:
     """The literals of a field, or the tags of a union of structs."""
-    for kind in _plain(outer):
+    for kind in alternatives(outer):
         if isinstance(kind, inspect.StructType) and kind.tag_field == last:
             yield kind.tag
     for inner in _inside(outer, last):
-        for kind in _plain(inner):
+        for kind in alternatives(inner):
             if isinstance(kind, inspect.LiteralType):
                 yield from kind.values
             if isinstance(kind, inspect.BoolType):  # beside literals
                 yield from (True, False)
 
 
-def _plain(kind: inspect.Type) -> Iterator[inspect.Type]:
-    """The alternatives of a union."""
+def alternatives(kind: inspect.Type) -> Iterator[inspect.Type]:
+    """The types that a value may have, without bounds and names."""
     match kind:
         case inspect.Metadata(type=inner):
-            yield from _plain(inner)
+            yield from alternatives(inner)
         case inspect.UnionType(types=types):
             for inner in types:
-                yield from _plain(inner)
+                yield from alternatives(inner)
         case _:
             yield kind

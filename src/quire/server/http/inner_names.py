@@ -6,12 +6,13 @@ none. Read only where msgspec has found a name that its struct does not have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from msgspec import inspect
+
+from quire.server.http.allowed_values import alternatives, type_info
 
 # refuses the names of an object that are not among these, unless they are null; its path
 Check = Callable[[dict[str, Any], set[str], str], None]
@@ -26,17 +27,15 @@ def without_unknown_nulls(
     and ValueError or RecursionError for a body that cannot be read without types.
     """
     found = msgspec.json.decode(body)
-    return msgspec.json.encode(_known(found, _type_info(decoder.type), path, check))
-
-
-_type_info: Callable[[Any], inspect.Type] = cache(inspect.type_info)  # it takes milliseconds
+    return msgspec.json.encode(_known(found, type_info(decoder.type), path, check))
 
 
 def _known(value: Any, kind: inspect.Type, path: str, check: Check) -> Any:
     if isinstance(value, list):
         if not any(isinstance(each, dict | list) for each in value):  # such as many token ids
             return value
-        items = [each.item_type for each in _members(kind) if isinstance(each, inspect.ListType)]
+        lists = (each for each in alternatives(kind) if isinstance(each, inspect.ListType))
+        items = [each.item_type for each in lists]
         if not items:
             return value
         return [_known(v, items[0], f"{path}[{i}]", check) for i, v in enumerate(value)]
@@ -52,19 +51,8 @@ def _known(value: Any, kind: inspect.Type, path: str, check: Check) -> Any:
     return {n: _known(v, kinds[n], where + n, check) if n in kinds else v for n, v in value.items()}
 
 
-def _members(kind: inspect.Type) -> Iterator[inspect.Type]:
-    """The types that a value may have."""
-    if isinstance(kind, inspect.Metadata):
-        yield from _members(kind.type)
-    elif isinstance(kind, inspect.UnionType):
-        for member in kind.types:
-            yield from _members(member)
-    else:
-        yield kind
-
-
 def _struct_of(value: dict[str, Any], kind: inspect.Type) -> inspect.StructType | None:
     """The struct that an object is read as, by its tag where there are several."""
-    structs = [member for member in _members(kind) if isinstance(member, inspect.StructType)]
+    structs = [member for member in alternatives(kind) if isinstance(member, inspect.StructType)]
     tagged = [each for each in structs if each.tag_field and value.get(each.tag_field) == each.tag]
     return next(iter(tagged or structs), None)

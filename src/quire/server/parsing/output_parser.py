@@ -27,12 +27,14 @@ from quire.server.parsing.tool_parser import ToolParser
 class ParserConfig(msgspec.Struct, frozen=True):
     """Configuration of an OutputParser. in_reasoning: the prompt has opened the reasoning already.
 
-    tools: the request's; without a tool parser there are none. most_calls: None is any number.
-    must_call: the answer consists only of calls, after optional reasoning.
+    is_past_reasoning: the prompt has ended it, too, which switches it off: a constraint has no
+    place for another one. tools: the request's; without a tool parser there are none. most_calls:
+    None is any number. must_call: the answer consists only of calls, after optional reasoning.
     """
 
     reasoning: ReasoningParser | None = None
     in_reasoning: bool = False
+    is_past_reasoning: bool = False
     tool_parser: ToolParser | None = None
     tools: Schemas | None = None
     most_calls: int | None = None

@@ -62,7 +62,7 @@ def answer_grammar(
 
 def thought_mark(config: ParserConfig, control_token_id: Callable[[str], int | None]) -> str | None:
     """The plain text that begins a thought before the answer (`StructuredOutputs.thought_mark`)."""
-    if config.reasoning is None or config.in_reasoning:
+    if config.reasoning is None or config.in_reasoning or config.is_past_reasoning:
         return None
     mark = config.reasoning.begin
     return mark if control_token_id(mark) is None else None
@@ -102,7 +102,7 @@ class _Writer:
         return "\n".join([f"start: {start}", *self._rules, ""])
 
     def _reasoning(self, reasoning: ReasoningParser | None) -> str:
-        if reasoning is None:
+        if reasoning is None or self._config.is_past_reasoning:
             return ""
         end = self._text_up_to(reasoning.end, "thought_end")
         if self._config.in_reasoning:

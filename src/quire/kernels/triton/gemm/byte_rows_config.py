@@ -14,33 +14,40 @@ from quire.kernels.triton.launch.workspace import NUM_PARTIALS
 
 @dataclass(frozen=True, slots=True)
 class ByteRowsConfig(TileConfig):
-    """A tile of a weight of a byte each."""
+    """A tile of a weight of a byte each; rings of W and of x have as many stages."""
 
-    def group_rows(self, k: int, group: int) -> int:
-        """Rows of scales that a program has in shared memory, a power of two."""
-        return max(4, 1 << (256 // group * self.steps(k, 256) - 1).bit_length())
+    @property
+    def columns(self) -> int:
+        """Columns of x in a stage."""
+        return 64 if self.block_m > 128 else 128
 
-    def shared_memory(self, k: int, group: int, tables: int) -> int:
-        """Bytes of a program: the ring of words and columns of x, and tables of groups' numbers."""
-        groups = tables * 2 * self.block_n * self.group_rows(k, group)
-        return self.stages * (128 * self.block_n + 256 * self.block_m) + groups + 64
+    @property
+    def shared_memory(self) -> int:
+        """Bytes of a program: the rings of x, and of 128 columns of W.
+
+        These have up to four groups, each with a scale of two bytes and a zero point.
+        """
+        return self.stages * (2 * self.columns * self.block_m + (128 + 12) * self.block_n) + 256
 
 
 # microseconds of a step of 256 columns, by rows and outputs of a tile, on one H200
-STEP_US = {(256, 128): 2.95, (128, 128): 1.7, (128, 64): 0.95}
+STEP_US = {(256, 128): 2.7, (128, 128): 1.75, (128, 64): 1.0}
+MOST_STAGES = 6
 START_US = 3.0  # of a program besides
+# times as long take tiles of 64 outputs with rows that x does not have: TMA is slow to load these
+MISSING_ROWS = 1.35
 
 
 def expected_us(m: int, n: int, k: int, num_sms: int, config: ByteRowsConfig) -> float:
     """Microseconds that a config should take: rounds of programs, and the reduction of split K."""
-    steps, programs = config.steps(k, 256), config.num_programs(m, n)
-    us = math.ceil(programs / num_sms) * (
-        steps * STEP_US[config.block_m, config.block_n] + START_US
-    )
-    return us + config.reduce_us
+    step_us = STEP_US[config.block_m, config.block_n]
+    if config.block_n == 64 and m % config.block_m:
+        step_us *= MISSING_ROWS
+    rounds = math.ceil(config.num_programs(m, n) / num_sms)
+    return rounds * (config.steps(k, 256) * step_us + START_US) + config.reduce_us
 
 
-def byte_rows_configs(m: int, n: int, k: int, group: int, tables: int) -> Iterator[ByteRowsConfig]:
+def byte_rows_configs(m: int, n: int, k: int) -> Iterator[ByteRowsConfig]:
     """Configs for x [m, k] and W [n, k] that programs and the workspace have the room for."""
     for block_m, block_n in STEP_US:
         if block_m > 128 >= m:
@@ -49,16 +56,12 @@ def byte_rows_configs(m: int, n: int, k: int, group: int, tables: int) -> Iterat
             tiles = math.ceil(n / block_n) * math.ceil(m / block_m)
             if split > 1 and tiles * split * block_n * block_m > NUM_PARTIALS:
                 break
-            both = (ByteRowsConfig(block_m, block_n, stages, split) for stages in (4, 3, 2))
-            fits = [x for x in both if x.shared_memory(k, group, tables) <= SHARED_MEMORY]
-            yield from fits[:1]
+            sizes = (ByteRowsConfig(block_m, block_n, stages, split)
+                     for stages in range(MOST_STAGES, 1, -1))  # fmt: skip
+            yield next(each for each in sizes if each.shared_memory <= SHARED_MEMORY)
 
 
 @functools.cache
-def byte_rows_config(
-    m: int, n: int, k: int, group: int, num_sms: int, tables: int
-) -> ByteRowsConfig | None:
-    """The config of the least expected time; None where none has the room."""
-    found = {expected_us(m, n, k, num_sms, each): each
-             for each in byte_rows_configs(m, n, k, group, tables)}  # fmt: skip
-    return found[min(found)] if found else None
+def byte_rows_config(m: int, n: int, k: int, num_sms: int) -> ByteRowsConfig:
+    """The config of the least expected time."""
+    return min(byte_rows_configs(m, n, k), key=lambda each: expected_us(m, n, k, num_sms, each))

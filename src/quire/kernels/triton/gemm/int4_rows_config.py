@@ -34,7 +34,8 @@ class Int4RowsConfig(TileConfig):
 # microseconds of a step of 256 columns, by rows and outputs of a tile, measured on one H200; tiles
 # of 256 rows and 128 outputs take twice as long as those of 64 outputs
 STEP_US = {
-    (256, 64): 0.94, (192, 128): 1.62, (192, 64): 0.87, (128, 128): 1.33, (128, 64): 0.75,
+    (384, 64): 1.29, (320, 64): 1.13, (256, 64): 0.94, (192, 128): 1.62, (192, 64): 0.87,
+    (128, 128): 1.33, (128, 64): 0.75,
 }  # fmt: skip
 START_US = 1.0  # of a program besides
 STORE_US = 1.2  # of a tile
@@ -57,6 +58,8 @@ def int4_rows_configs(m: int, n: int, k: int) -> Iterator[Int4RowsConfig]:
             tiles = math.ceil(n / block_n) * math.ceil(m / block_m)
             if split > 1 and tiles * split * block_n * block_m > NUM_PARTIALS:
                 break
+            if split > 1 and block_m > 320:
+                break  # there are no registers to add partial sums
             sizes = (Int4RowsConfig(block_m, block_n, stages, split)
                      for stages in range(MOST_STAGES, 1, -1))  # fmt: skip
             yield next(each for each in sizes if each.shared_memory <= SHARED_MEMORY)

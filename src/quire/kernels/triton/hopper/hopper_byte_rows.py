@@ -1,8 +1,9 @@
 """GEMM of many rows in bfloat16 with weights of a byte each on Hopper, dequantized in registers.
 
-Floor: the tensor cores' 16-bit rate. Tiles of 256 rows of x dequantize codes seldom. A step is 128
-columns of W and x, loaded through a ring; the last product of a step is in flight while the first
-codes of the next become numbers. The split of k is as in `hopper_fp8_gemm`.
+Floor: the tensor cores' 16-bit rate. Tiles of 256 rows of x dequantize codes seldom. Codes come
+through a ring in steps of 128 columns, x through one of its own in blocks of 64 or 128: small ones
+of many rows, so that more of x is on its way. A block's products are in flight while codes of the
+next become numbers. The split of k is as in `hopper_fp8_gemm`.
 """
 
 from __future__ import annotations
@@ -27,21 +28,19 @@ from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper.hopper_byte_codes import dequantize
 from quire.kernels.triton.hopper.hopper_fp8_gemm import reduce_parts, store_rows
 from quire.kernels.triton.hopper.hopper_gemm import tile_layout
-from quire.kernels.triton.hopper.hopper_gemm_ring import sums_layout
-from quire.kernels.triton.hopper.hopper_int4_ring import (
-    ask_columns,
-    ask_words,
-    load_groups,
-    word_boxes,
-)
-from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
+from quire.kernels.triton.hopper.hopper_gemm_ring import ring_of, sums_layout
+from quire.kernels.triton.hopper.hopper_int4_ring import word_boxes
+from quire.kernels.triton.launch.gluon_compat import barrier, fetch_box, seen_as
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 
 
 def multiply_byte_rows(
     x: Tensor, weight: ByteWords, bias: Tensor | None, config: ByteRowsConfig
 ) -> Tensor:
-    """x [T, K] · weight [N, K]ᵀ → bfloat16 [T, N]. N: a multiple of 8; K: whole steps of 256."""
+    """x [T, K] · weight [N, K]ᵀ → bfloat16 [T, N]. K: whole steps of 256.
+
+    N: a multiple of 8; of 16 if there are zeros, as TMA requires.
+    """
     m, n, block_m, block_n = len(x), len(weight.words), config.block_m, config.block_n
     tiles = triton.cdiv(n, block_n) * triton.cdiv(m, block_m)
     sums = tiles * config.split * block_n * block_m
@@ -49,28 +48,36 @@ def multiply_byte_rows(
     space = workspace(x.device)
     out = torch.empty(m, n, dtype=torch.bfloat16, device=x.device)
     hopper_byte_rows_kernel[(tiles * config.split,)](
-        _column_boxes(x, block_m), word_boxes(weight.words, 1, block_n),
+        _column_boxes(x, block_m, config.columns), word_boxes(weight.words, 1, block_n),
+        _group_boxes(weight.scale, weight.group, block_n),
+        _group_boxes(weight.zeros, weight.group, block_n),
         TensorDescriptor.from_tensor(out, [block_m, block_n], tile_layout(2)),
-        weight.row_scale, weight.scale, weight.zeros, bias, space.partials, space.counters, m, n,
-        weight.inputs, STAGES=config.stages, SPLIT=config.split, GROUP=weight.group,
-        GROUP_ROWS=config.group_rows(weight.inputs, weight.group), CODES=weight.codes,
-        num_warps=config.warps, launch_pdl=True,
+        weight.row_scale, bias, space.partials, space.counters, m, n, weight.inputs,
+        STAGES=config.stages, SPLIT=config.split, CODES=weight.codes, num_warps=config.warps,
+        launch_pdl=True,
     )  # fmt: skip
     return out
 
 
-def _column_boxes(x: Tensor, block_m: int) -> TensorDescriptor:
-    """Boxes [2, 1, block_m, 64] of x [M, K], seen as [2, K / 128, M, 64]."""
-    (m, k), layout = x.shape, gl.NVMMASharedLayout(128, 16, 4)
-    shape, strides = [2, k // 128, m, 64], [64, 128, x.stride(0), 1]
-    return TensorDescriptor(x, shape, strides, [2, 1, block_m, 64], layout)
+def _column_boxes(x: Tensor, block_m: int, columns: int) -> TensorDescriptor:
+    """Boxes [columns / 64, block_m, 64] of x [M, K], seen as [K / 64, M, 64]."""
+    (m, k), layout = x.shape, gl.NVMMASharedLayout(128, 16, 3)
+    box = [columns // 64, block_m, 64]
+    return TensorDescriptor(x, [k // 64, m, 64], [64, x.stride(0), 1], box, layout)
+
+
+def _group_boxes(values: Tensor | None, group: int, block_n: int) -> TensorDescriptor | None:
+    """Boxes of 128 columns' scales or zeros [128 / group, block_n], if there are such."""
+    if values is None:
+        return None
+    layout = gl.NVMMASharedLayout(0, 8 * values.itemsize, 2)
+    return TensorDescriptor.from_tensor(values, [128 // group, block_n], layout)
 
 
 @gluon.jit(do_not_specialize=["M"])
 def hopper_byte_rows_kernel(
-    x_desc, w_desc, out_desc, row_scale_ptr, group_scale_ptr, zero_ptr, bias_ptr, partial_ptr,
-    counter_ptr, M, N, K, STAGES: gl.constexpr, SPLIT: gl.constexpr, GROUP: gl.constexpr,
-    GROUP_ROWS: gl.constexpr, CODES: gl.constexpr,
+    x_desc, w_desc, scale_desc, zero_desc, out_desc, row_scale_ptr, bias_ptr, partial_ptr,
+    counter_ptr, M, N, K, STAGES: gl.constexpr, SPLIT: gl.constexpr, CODES: gl.constexpr,
 ):  # fmt: skip
     """x [M, K], words [N, K / 4] → out [M, N]. SPLIT programs share a tile's steps of 256 columns.
 
@@ -85,31 +92,30 @@ def hopper_byte_rows_kernel(
     steps = gl.cdiv(K, 256)
     begin, end = part * steps // SPLIT, (part + 1) * steps // SPLIT
     row = tile * BLOCK_N
-    ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, 1, BLOCK_N, 32], w_desc.layout)
-    x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES, 2, 1, ROWS, 64], x_desc.layout)
-    full = barriers(STAGES, 1)
-    fence_async_shared()
-    for stage in gl.static_range(STAGES):
-        ask_words(w_desc, x_desc, ring, full, row, 2 * begin, 2 * end, stage)
-    gdc_launch_dependents()
+    x_ring, words = ring_of(x_desc, STAGES), ring_of(w_desc, STAGES)
     scales, zeros = None, None
-    if group_scale_ptr is not None:
-        scales = load_groups(
-            group_scale_ptr, row, begin, end, N, K, 1, BLOCK_N, GROUP, GROUP_ROWS,
-            gl.bfloat16,
-        )  # fmt: skip
-    if zero_ptr is not None:
-        zeros = load_groups(
-            zero_ptr, row, begin, end, N, K, 1, BLOCK_N, GROUP, GROUP_ROWS, gl.bfloat16
-        )
+    if scale_desc is not None:
+        scales = ring_of(scale_desc, STAGES)
+    if zero_desc is not None:
+        zeros = ring_of(zero_desc, STAGES)
+    full = barriers(STAGES, 1)
+    SEPARATE: gl.constexpr = x_desc.block_type.shape[0] == 1  # smaller blocks of x than of W
+    words_full = full  # one wait for both is quicker
+    if SEPARATE:
+        words_full = barriers(STAGES, 1)
+    x_bytes: gl.constexpr = 0 if SEPARATE else x_desc.block_type.nbytes
+    descs, w_ring = (w_desc, scale_desc, zero_desc), (words, scales, zeros, words_full)
+    fence_async_shared()
+    for stage in gl.static_range(STAGES - 1):
+        _ask_words(descs, w_ring, x_bytes, row, 2 * begin, 2 * end, stage)
+    gdc_launch_dependents()
     gdc_wait()  # results of the previous kernel are read from here on
-    for stage in gl.static_range(STAGES):
-        ask_columns(x_desc, x_ring, full, first, 2 * begin, 2 * end, stage)
-    acc = _multiply(
-        x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, 2 * begin, 2 * end, GROUP,
-        CODES,
-    )  # fmt: skip
+    for stage in gl.static_range(STAGES - 1):
+        _ask_columns(x_desc, x_ring, full, first, begin, end, stage)
+    acc = _multiply(x_desc, descs, x_ring, w_ring, full, x_bytes, row, first, begin, end, CODES)
     invalidate(full)
+    if SEPARATE:
+        invalidate(words_full)
     complete = True
     if SPLIT > 1:
         position = tile * m_tiles + first // ROWS
@@ -121,53 +127,104 @@ def hopper_byte_rows_kernel(
 
 
 @gluon.jit
+def _ask_words(descs, w_ring, x_bytes: gl.constexpr, row, begin, end, step):
+    """Start to load 128 columns' words, scales and zeros, if there is such a step.
+
+    x_bytes: of x to expect, too.
+    """
+    w_desc, scale_desc, zero_desc = descs
+    words, scales, zeros, full = w_ring
+    scale_bytes: gl.constexpr = 0 if scale_desc is None else scale_desc.block_type.nbytes
+    zero_bytes: gl.constexpr = 0 if zero_desc is None else zero_desc.block_type.nbytes
+    slot, there, chunk = step % full.shape[0], begin + step < end, begin + step
+    bar = full.index(slot)
+    mbarrier.expect(bar, w_desc.block_type.nbytes + scale_bytes + zero_bytes + x_bytes, pred=there)
+    fetch_box(w_desc, [chunk, row, 0], bar, words.index(slot), there)
+    if scale_desc is not None:
+        GROUPS: gl.constexpr = scale_desc.block_type.shape[0]
+        fetch_box(scale_desc, [chunk * GROUPS, row], bar, scales.index(slot), there)
+    if zero_desc is not None:
+        ZEROS: gl.constexpr = zero_desc.block_type.shape[0]
+        fetch_box(zero_desc, [chunk * ZEROS, row], bar, zeros.index(slot), there)
+
+
+@gluon.jit
+def _ask_columns(x_desc, x_ring, full, first, begin, end, block):
+    """Start to load a block of x's columns, if there is such a block in steps of 256."""
+    BLOCKS: gl.constexpr = x_desc.block_type.shape[0]  # of 64 columns
+    slot = block % full.shape[0]
+    there = begin * 4 + block * BLOCKS < end * 4
+    if BLOCKS == 1:
+        mbarrier.expect(full.index(slot), x_desc.block_type.nbytes, pred=there)
+    corner = [begin * 4 + block * BLOCKS, first, 0]
+    fetch_box(x_desc, corner, full.index(slot), x_ring.index(slot), there)
+
+
+@gluon.jit
 def _multiply(
-    x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end,
-    GROUP: gl.constexpr, CODES: gl.constexpr,
+    x_desc, descs, x_ring, w_ring, full, x_bytes: gl.constexpr, row, first, begin, end,
+    CODES: gl.constexpr,
 ):  # fmt: skip
-    """A program's steps of its tile: W [BLOCK_N, k] · xᵀ [k, ROWS]."""
+    """A program's steps of 256 columns of its tile: W [BLOCK_N, k] · xᵀ [k, ROWS]."""
+    words_ring, scales, zeros, words_full = w_ring
+    BLOCKS: gl.constexpr = x_ring.shape[1]
     STAGES: gl.constexpr = full.shape[0]
-    HEIGHT: gl.constexpr = w_desc.block_type.shape[1]
-    ROWS: gl.constexpr = x_desc.block_type.shape[2]
+    HEIGHT: gl.constexpr = words_ring.shape[2]
+    ROWS: gl.constexpr = x_ring.shape[2]
     layout: gl.constexpr = sums_layout(ROWS, gl.num_warps(), gl.bfloat16)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
-    words_of = seen_as(ring, ring.dtype, [STAGES, HEIGHT, 32], gl.NVMMASharedLayout(128, 32))
-    x_blocks = seen_as(x_ring, x_ring.dtype, [STAGES * 2, ROWS, 64], gl.NVMMASharedLayout(128, 16))
+    words_of = seen_as(words_ring, gl.int32, [STAGES, HEIGHT, 32], gl.NVMMASharedLayout(128, 32))
+    x_blocks = seen_as(
+        x_ring, gl.bfloat16, [STAGES * BLOCKS, ROWS, 64], gl.NVMMASharedLayout(128, 16)
+    )
     total = gl.zeros([HEIGHT, ROWS], gl.float32, layout)
-    barrier()  # scales and zeros are there
-    for step in range(end - begin):
+    gl.assume(end > begin)  # else ptxas may wait for each product
+    for step in range(2 * (end - begin)):  # of 128 columns
         slot = step % STAGES
-        mbarrier.wait(full.index(slot), (step // STAGES) & 1)
+        mbarrier.wait(words_full.index(slot), step // STAGES & 1)
         words = words_of.index(slot).load(operand)
-        a = _numbers(words, zeros, scales, step, GROUP, CODES, 0)
-        total = warpgroup_mma(a, x_blocks.index(slot * 2).permute((1, 0)), total, is_async=True)
-        total = warpgroup_mma_wait(1, deps=[total])  # the previous step has ended
-        barrier()
-        if step > 0:  # and its slot is free
-            ask_words(w_desc, x_desc, ring, full, row, begin, end, step - 1 + STAGES)
-            ask_columns(x_desc, x_ring, full, first, begin, end, step - 1 + STAGES)
-        b = _numbers(words, zeros, scales, step, GROUP, CODES, 1)
-        total = warpgroup_mma(b, x_blocks.index(slot * 2 + 1).permute((1, 0)), total, is_async=True)
-        total = warpgroup_mma_wait(1, deps=[total])  # the first numbers' registers are needed
+        zero, scale = ((None, None),) * 2, ((None, None),) * 2
+        if zeros is not None:  # read now, as from the next loads on each read would wait
+            zero = _of_groups(zeros, slot, operand, 0), _of_groups(zeros, slot, operand, 1)
+        if scales is not None:
+            scale = _of_groups(scales, slot, operand, 0), _of_groups(scales, slot, operand, 1)
+        for half in gl.static_range(2):
+            block = 2 * step + half  # of 64 columns
+            at, stage = block // BLOCKS, block // BLOCKS % STAGES
+            a = _numbers(words, zero[half], scale[half], CODES, half)
+            if BLOCKS == 1:
+                mbarrier.wait(full.index(stage), at // STAGES & 1)
+            x = x_blocks.index(stage * BLOCKS + half % BLOCKS).permute((1, 0))
+            total = warpgroup_mma(a, x, total, is_async=True)
+            total = warpgroup_mma_wait(1, deps=[total])  # the previous block has ended
+            if half % BLOCKS == 0:
+                barrier()
+                # its slot is free, or nothing was there yet
+                _ask_columns(x_desc, x_ring, full, first, begin, end, at - 1 + STAGES)
+            if half == 0:
+                _ask_words(descs, w_ring, x_bytes, row, 2 * begin, 2 * end, step - 1 + STAGES)
     return warpgroup_mma_wait(0, deps=[total])
 
 
 @gluon.jit
-def _numbers(words, zeros, scales, step, GROUP: gl.constexpr, CODES: gl.constexpr, B: gl.constexpr):
-    """Block B of a step's two blocks of 64 columns: bfloat16 [rows, 64], from registers alone."""
+def _numbers(words, zeros, scales, CODES: gl.constexpr, B: gl.constexpr):
+    """Block B of two blocks of 64 columns: bfloat16 [rows, 64], from registers alone."""
     layout: gl.constexpr = words.type.layout
-    in_rows: gl.constexpr = gl.SliceLayout(1, layout)
-    first = step * (128 // GROUP) + 64 * B // GROUP
-    last = step * (128 // GROUP) + (64 * B + 32) // GROUP
-    zero, other_zero, scale, other_scale = None, None, None, None
-    if zeros is not None:
-        zero = zeros.index(first).load(in_rows)[:, None]
-        other_zero = zeros.index(last).load(in_rows)[:, None]
-    if scales is not None:
-        scale = scales.index(first).load(in_rows).to(gl.bfloat16)[:, None]
-        other_scale = scale
-        if GROUP == 32:
-            other_scale = scales.index(last).load(in_rows).to(gl.bfloat16)[:, None]
-    one, other = dequantize(words, zero, other_zero, scale, other_scale, B, CODES)
+    one, other = dequantize(words, zeros[0], zeros[1], scales[0], scales[1], B, CODES)
     halves = gl.join(one, other)
     return gl.convert_layout(halves.permute((0, 2, 1)).reshape([words.shape[0], 64]), layout)
+
+
+@gluon.jit
+def _of_groups(ring, slot, layout: gl.constexpr, B: gl.constexpr):
+    """Two times scales or zeros [rows, 1], of columns 64 · B on and of 32 behind them."""
+    GROUPS: gl.constexpr = ring.shape[1]
+    shape: gl.constexpr = [ring.shape[0] * GROUPS, ring.shape[2]]
+    rows = seen_as(ring, ring.dtype, shape, gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    first = slot * GROUPS + B * GROUPS // 2
+    in_rows: gl.constexpr = gl.SliceLayout(1, layout)
+    one = rows.index(first).load(in_rows).to(gl.float32).to(gl.bfloat16)[:, None]
+    other = one
+    if GROUPS == 4:
+        other = rows.index(first + 1).load(in_rows).to(gl.float32).to(gl.bfloat16)[:, None]
+    return one, other

@@ -92,22 +92,26 @@ BYTES = _ByteWordsLinear()
 def many_config(x: Tensor, weight: ByteWords) -> ByteRowsConfig | None:
     """The config that dequantizes codes for each tile; None where numbers are multiplied."""
     n, device = len(weight.words), weight.words.device
-    if x.dtype != torch.bfloat16 or not 0 < len(x) <= MOST_ROWS or n % 8:
+    if x.dtype != torch.bfloat16 or not 0 < len(x) <= MOST_ROWS:
         return None
-    if not has_hopper_gpu(device):
+    if n % (8 if weight.zeros is None else 16) or not has_hopper_gpu(device):
         return None
-    num_sms, shape = workspace(device).num_sms, (len(x), n, weight.inputs)
-    return byte_rows_config(*shape, weight.group, num_sms, _tables(weight))
+    return byte_rows_config(len(x), n, weight.inputs, workspace(device).num_sms)
+
+
+def stays_exact(codes: str, rows: int, k: int) -> bool:
+    """Whether so many rows of x [rows, k] in bfloat16 are not rounded for weights of a byte each.
+
+    INT8 is also left exact where that was measured to be faster: many rows and long ones.
+    """
+    return rows <= EXACT_ROWS[codes] or (codes == "s8" and rows > 512 and k > 8192)
 
 
 def multiplies_blocks(rows: int, weight: ByteWords) -> bool:
-    """Whether so many rows in bfloat16 are rounded with scales of 128 columns.
-
-    That was measured to be faster than the other ways at every size from EXACT_ROWS on.
-    """
-    if rows <= EXACT_ROWS[weight.codes] or weight.zeros is not None or not weight.rounds:
-        return False
+    """Whether so many rows in bfloat16 are rounded with scales of 128 columns."""
     n, k, device = len(weight.words), weight.inputs, weight.words.device
+    if stays_exact(weight.codes, rows, k) or weight.zeros is not None or not weight.rounds:
+        return False
     whole = weight.group == 128 and k % 128 == n % 8 == 0
     return whole and (weight.scale is not None or weight.codes == "s8") and has_hopper_gpu(device)
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from quire.core.request_output import CompletionOutput
-from quire.core.sampling_params import SamplingParams, StructuredOutputs
+from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.prompt_encoding import counting, token_ids_of
 from quire.errors import invalid_value
 from quire.server.api.common import chat_request
@@ -27,6 +27,7 @@ from quire.server.api.common.tool_definitions import ToolUse, tool_use
 from quire.server.api.common.usage import CompletionTokensDetails, Usage
 from quire.server.http.field_names import SAME, FieldNames
 from quire.server.model_registry import RegisteredModel
+from quire.server.parsing.answer_sampling import reasoning_config, with_grammar, with_mark_tokens
 from quire.server.parsing.choose_parsers import ModelParsers
 from quire.server.parsing.output_events import Event, ReasoningDelta, StreamParser
 from quire.server.parsing.output_parser import (
@@ -37,15 +38,8 @@ from quire.server.parsing.output_parser import (
 )
 from quire.server.parsing.reasoning_parser import ReasoningTokenCounter, with_reasoning_marks
 from quire.server.parsing.template_variables import requested_variables
-from quire.server.parsing.tool_grammar import (
-    NoGrammarError,
-    answer_grammar,
-    thought_mark,
-    tools_of_lines,
-)
 from quire.tokenizer.tokenizer import Tokenizer
 
-_NUM_TAIL_TOKENS = 16  # of the prompt, in which reasoning may be opened
 _PLAIN = ParserConfig()
 
 
@@ -132,7 +126,7 @@ def prepare(
             sampling, config.reasoning, tokenizer, is_open=config.in_reasoning
         )
         if not (is_plain := config.is_plain):
-            sampling = _with_marks(sampling, config, tokenizer)
+            sampling = with_mark_tokens(sampling, config, tokenizer)
         if use.allowed or sampling.structured_outputs is not None:
             sampling = names.rename_fields(_with_grammar(sampling, use, config, tokenizer))
         job = make_job(
@@ -209,9 +203,8 @@ def _parser_config(
     reasoning = parsers.reasoning
     if reasoning is None and not use.allowed:
         return _PLAIN
-    return ParserConfig(
-        reasoning=reasoning,
-        in_reasoning=reasoning is not None and _ends_with(token_ids, reasoning.begin, tokenizer),
+    return msgspec.structs.replace(
+        reasoning_config(reasoning, token_ids, tokenizer),
         tool_parser=parsers.tools if use.allowed else None,
         tools=use.schemas,
         most_calls=1 if request.parallel_tool_calls is False else use.most_calls,
@@ -219,44 +212,16 @@ def _parser_config(
     )
 
 
-def _ends_with(token_ids: list[int], mark: str, tokenizer: Tokenizer) -> bool:
-    """Whether the prompt ends with a mark, apart from white space."""
-    tail = b"".join(map(tokenizer.token_bytes, token_ids[-_NUM_TAIL_TOKENS:]))
-    return tail.rstrip().endswith(mark.encode())
-
-
-def _with_marks(
-    sampling: SamplingParams, config: ParserConfig, tokenizer: Tokenizer
-) -> SamplingParams:
-    """Keep the control tokens that the parser looks for in the detokenized text."""
-    ids = [i for mark in config.marks if (i := tokenizer.control_token_id(mark)) is not None]
-    return msgspec.structs.replace(sampling, kept_token_ids=ids) if ids else sampling
-
-
 def _with_grammar(
     sampling: SamplingParams, use: ToolUse, config: ParserConfig, tokenizer: Tokenizer
 ) -> SamplingParams:
-    """Add a grammar that enforces calls and strict arguments around reasoning and text."""
-    outputs = sampling.structured_outputs
-    if not (use.is_strict or (outputs is not None and not config.is_plain)):
+    """Add a grammar for strict calls, or for a constraint beside reasoning or tools."""
+    if not (use.is_strict or (sampling.structured_outputs is not None and not config.is_plain)):
         return sampling
-    field = "tools" if outputs is None else outputs.name
-    try:
-        grammar = answer_grammar(
-            msgspec.structs.replace(config, tools=use.enforced_schemas),
-            text_format=outputs,
-            control_token_id=tokenizer.control_token_id,
-        )
-    except NoGrammarError as error:
-        raise invalid_value(field, str(error)) from None
+    enforced = msgspec.structs.replace(config, tools=use.enforced_schemas)
     indices = {tool.function.name: index for index, tool in enumerate(use.shown)}
     fields = [f"tools[{indices[tool.function.name]}].function.parameters" for tool in use.allowed]
-    lines = {line: fields[tool] for line, tool in tools_of_lines(grammar).items()}
-    mark = thought_mark(config, tokenizer.control_token_id)
-    enforced = StructuredOutputs(
-        grammar=grammar, field=field, fields_of_lines=lines, thought_mark=mark
-    )
-    return msgspec.structs.replace(sampling, structured_outputs=enforced)
+    return with_grammar(sampling, enforced, tokenizer, fields)
 
 
 def _counter_maker(
