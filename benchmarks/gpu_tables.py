@@ -339,12 +339,13 @@ def gpu_weights_w8a16(result: Result) -> str:
     names = {
         "fp8": "`fp8`, activations rounded", "fp8_w8a16": "`fp8_w8a16`", "w8a16": "`w8a16`",
     }  # fmt: skip
-    us: Counter[tuple[str, int]] = Counter()
+    us, bf16_us = (Counter[tuple[str, int]]() for _ in range(2))  # the latter in the same run
     for row in result["rows"]:
         us[row["format"], row["m"]] += row["us"]
+        bf16_us[row["format"], row["m"]] += row["us"] * row["ratio"]
     rows = sorted({m for _, m in us})
     lines = [
-        [label, *(f"{us['bf16', m] / us[name, m]:.2f}" for m in rows)]
+        [label, *(f"{bf16_us[name, m] / us[name, m]:.2f}" if us[name, m] else "" for m in rows)]
         for name, label in names.items()
     ]
     return markdown_table(["tokens of a step", *(f"{m:,}" for m in rows)], lines)

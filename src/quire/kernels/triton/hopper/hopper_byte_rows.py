@@ -179,7 +179,7 @@ def _multiply(
     )
     total = gl.zeros([HEIGHT, ROWS], gl.float32, layout)
     gl.assume(end > begin)  # else ptxas may wait for each product
-    for step in range(2 * (end - begin)):
+    for step in range(2 * (end - begin)):  # of 128 columns
         slot = step % STAGES
         mbarrier.wait(words_full.index(slot), step // STAGES & 1)
         words = words_of.index(slot).load(operand)
