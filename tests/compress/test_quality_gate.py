@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,8 +143,53 @@ def test_a_report_of_another_quantization_config_is_refused(
     assert start(folder, "report") is not None
     values["quantization_config"]["ignore"].append("x")
     path.write_text(json.dumps(values))
-    with pytest.raises(CheckpointError, match="whose files or quantization_config are others"):
+    with pytest.raises(CheckpointError, match="quantization_config is not what it was"):
         start(folder, "report")
+
+
+def test_tensors_that_do_not_fit_are_told_before_their_stale_report(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """By a start and by `quire verify`, which would store a report of what no start loads."""
+    write = Recipe(method="rtn", group_size=32, format="gptq")
+    quantize(folders[0], tmp_path / "whole", write)
+    check((folders[0], tmp_path / "whole"), LOOSE)
+
+    def expect(change: Callable[[Path], object], message: str) -> None:
+        folder = tmp_path / "harmed"
+        shutil.rmtree(folder, ignore_errors=True)
+        change(shutil.copytree(tmp_path / "whole", folder))
+        with pytest.raises(CheckpointError, match=message):
+            start(folder, "report")
+        with pytest.raises(CheckpointError, match=message):
+            check((folders[0], folder), LOOSE)
+
+    expect(_with_another_group_size, r"qzeros at byte .* its shape is .*config\.json; download")
+    expect(_without_scales, r"missing: model\.layers\.\d\.\S+\.scales; check that")
+    expect(_cut_off, "the file is cut off: .* download the file again")
+
+
+def _with_another_group_size(folder: Path) -> None:
+    path = folder / "config.json"
+    values = json.loads(path.read_text())
+    values["quantization_config"]["group_size"] = 16
+    path.write_text(json.dumps(values))
+
+
+def _without_scales(folder: Path) -> None:
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    name = next(name for name in index["weight_map"] if name.endswith(".scales"))
+    file = folder / index["weight_map"].pop(name)
+    path.write_text(json.dumps(index))
+    tensors = load_file(file)
+    del tensors[name]
+    save_file(tensors, file)
+
+
+def _cut_off(folder: Path) -> None:
+    file = min(folder.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-512])
 
 
 def test_weights_that_a_setting_rounds_again_have_no_report(folders: tuple[Path, Path]) -> None:

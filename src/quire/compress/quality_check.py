@@ -21,6 +21,7 @@ from quire.model_folder import named_path, write_whole
 from quire.models.config.model_config import ModelConfig
 from quire.models.config.quality_report import QualityLimits, write_report
 from quire.models.config.weight_files import weight_files
+from quire.models.loading.loader import check_tensors
 from quire.tokenizer.tokenizer import Tokenizer
 
 PLOT_FILE = "quire_quality.svg"
@@ -78,6 +79,7 @@ def check_pair(base: Path, quantized: Path) -> None:
 
     A model beside itself would pass any gate; and of a base model that stands behind its quantized
     copy, a report of what that has lost would be stored, by which it would not be served any more.
+    Raises CheckpointError for tensors that an engine would refuse, which must not pass either.
     """
     name = named_path(quantized)
     if base.samefile(quantized) or weight_files(base) == weight_files(quantized) != {}:
@@ -85,12 +87,14 @@ def check_pair(base: Path, quantized: Path) -> None:
             f"base and quantized have the same weights ({name}), so that nothing is measured; "
             "name the 16-bit model as base"
         )
-    formats = (ModelConfig.from_folder(each).checkpoint_format for each in (base, quantized))
-    if [each is None for each in formats] == [False, True]:
+    configs = {each: ModelConfig.from_folder(each) for each in (base, quantized)}
+    if [each.checkpoint_format is None for each in configs.values()] == [False, True]:
         raise ConfigError(
             f"quantized: {name} is not quantized; name the 16-bit model first, and then its "
             "quantized copy"
         )
+    for folder, config in configs.items():
+        check_tensors(folder, config)
 
 
 def check_writable(quantized: Path) -> None:

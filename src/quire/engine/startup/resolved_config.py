@@ -32,7 +32,7 @@ from quire.models.checkpoints.open_checkpoint import weight_bytes
 from quire.models.config.model_config import ModelConfig
 from quire.models.config.pooling_config import read_pooling
 from quire.models.config.quality_gate import OFF, Quality, gate_limits, pass_gate
-from quire.models.config.quality_report import read_report
+from quire.models.config.quality_report import StaleReportError, read_report
 from quire.models.config.sampling_defaults import read_sampling_defaults
 from quire.models.runtimes.compiled_weights import COMPUTED
 from quire.quantization.scheme import scheme_of
@@ -216,9 +216,16 @@ def _quality(config: EngineConfig, folder: Path, model_config: ModelConfig) -> Q
     if config.model.load_format != "auto":
         return None
     is_quantized, model = model_config.checkpoint_format is not None, config.model
-    return pass_gate(
-        folder, model.quality_gate, is_quantized=is_quantized, setting=model.quantization
-    )
+    try:
+        return pass_gate(
+            folder, model.quality_gate, is_quantized=is_quantized, setting=model.quantization
+        )
+    except StaleReportError:
+        if weight_bytes(folder):
+            from quire.models.loading.loader import check_tensors  # PyTorch
+
+            check_tensors(folder, model_config)  # a damaged file, or a config of another model
+        raise
 
 
 def _check_invariance(config: EngineConfig, model_config: ModelConfig) -> None:

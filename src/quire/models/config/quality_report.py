@@ -32,6 +32,10 @@ _SETTINGS = "quantization_config"  # in a report's list of files
 _MOST = 1e30  # of a figure, or less its negative
 
 
+class StaleReportError(CheckpointError):
+    """A report is of other weights than those beside it, or of another quantization_config."""
+
+
 class QualityLimits(msgspec.Struct, frozen=True):
     """The largest losses that a quantized model may have.
 
@@ -127,11 +131,12 @@ def read_report(folder: Path) -> dict[str, Any] | None:
             f"{path} is not a report of this version of Quire; run quire verify again"
         )
     stored, found = report.get("files"), _known_by(folder)
-    is_same = isinstance(stored, dict) and stored.get(_SETTINGS) == found.get(_SETTINGS)
-    if not is_same or not found.items() <= stored.items():
-        raise CheckpointError(
-            f"{path} is not of these weights, whose files or quantization_config are others; run "
-            "quire verify again, or remove it"
+    known = stored if isinstance(stored, dict) else {}
+    changed = [name for name in {_SETTINGS, *found} if known.get(name) != found.get(name)]
+    if changed or known is not stored:
+        raise StaleReportError(
+            f"{path} is not of these weights: {min(changed, default='files')} is not what it was; "
+            "run quire verify again, or remove the report"
         )
     for part, key in FIGURES.values():
         _check_figure(report.section(part), key)

@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 _WORTH_MAPPING = 1 << 20  # bytes
 _BIG = 1_000_000_000  # bytes from which on a progress bar is shown
+_META = torch.device("meta")
 
 
 def load_model(
@@ -97,12 +98,19 @@ def load_unsaved(
         fill_with_dummies(model, config.seed)
     else:
         source = CheckpointSource(open_checkpoint(path), model_config, scheme)
-        plan = build(torch.device("meta"), kernels_for("meta"))
-        source.check(source.named(weight_targets(plan)))
+        source.check(source.named(weight_targets(build(_META, kernels_for("meta")))))
         model = build(device, kernels)
         _fill(model, source, device, dtype)
     keep_at_hand(model)
     return model.eval(), prepared
+
+
+def check_tensors(path: Path, model_config: ModelConfig) -> None:
+    """Compare a folder's tensors with its config as `load_model` does. Raises CheckpointError."""
+    source = CheckpointSource(open_checkpoint(path), model_config, None)
+    options = LayerOptions(torch.float32, _META, kernels_for("meta"))
+    plan = LlamaForCausalLM(model_config.spec, model_config.max_position_embeddings, options)
+    source.check(source.named(weight_targets(plan)))
 
 
 def _build(
