@@ -147,7 +147,7 @@ def test_a_report_of_another_quantization_config_is_refused(
         start(folder, "report")
 
 
-def test_tensors_that_do_not_fit_are_told_before_their_stale_report(
+def test_tensors_that_do_not_fit_are_reported_before_a_stale_report(
     folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """By a start and by `quire verify`, which would store a report of what no start loads."""
