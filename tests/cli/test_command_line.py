@@ -378,6 +378,7 @@ def test_reader_that_leaves(words: str) -> None:
         ("prompt 3: too long; give 'max_tokens'", "prompt 3: too long; give 'max_tokens'"),
         ("device is 'cuda'; use device='cpu'", "--device is 'cuda'; use --device cpu"),
         ("device must be one of cpu", "--device must be one of cpu"),
+        ("seed does nothing with it", "--seed does nothing with it"),
         ("file /a/max_tokens has no chat_words", "file /a/max_tokens has no chat_words"),
         ("the seed is wrong; $MAX_TOKENS", "the seed is wrong; $MAX_TOKENS"),
     ],

@@ -24,7 +24,8 @@ _SETTING = re.compile(
     r"(?<!\w)'[^' ]*[;,][^' ]*'"  # a value of several, which stays
     r"|(?<![\w'\"$./-])"
     r"(?:[a-z]+(?:_[a-z]+)+"
-    r"|(?:(?<=\A)[a-z]+(?=: | is | must be | '[^']*' is not supported))|[a-z]+(?=='))(?![\w/.-])"
+    r"|(?:(?<=\A)[a-z]+(?=: | is | must be | does nothing | '[^']*' is not supported))"
+    r"|[a-z]+(?=='))(?![\w/.-])"
     r"(?:='(?P<value>[\w.-]+)')?"
 )
 

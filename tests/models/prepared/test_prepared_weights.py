@@ -28,6 +28,7 @@ from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.checkpoints.mapped_file import MappedFile
 from quire.models.checkpoints.safetensors_header import read_header
 from quire.models.config.model_config import ModelConfig
+from quire.models.config.quality_report import QUALITY_FILE
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading import loader
 from quire.models.prepared import prepared_weights as prepared
@@ -141,6 +142,16 @@ def test_a_changed_checkpoint_is_another(tmp_path: Path) -> None:
     assert before is not None
     assert after is not None
     assert before.file != after.file
+
+
+def test_a_quality_report_leaves_the_prepared_weights(tmp_path: Path) -> None:
+    """`quire quantize` stores it after it has measured the speed, and `quire verify` later on."""
+    (tmp_path / "config.json").write_text("{}")
+    before = checkpoint_key(ModelSettings(), tmp_path)
+    (tmp_path / QUALITY_FILE).write_text("{}")
+    assert checkpoint_key(ModelSettings(), tmp_path) == before
+    (tmp_path / "config.json").write_text("{ }")
+    assert checkpoint_key(ModelSettings(), tmp_path) != before
 
 
 def test_the_users_cache_folder_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from quire.last_use import last_use, mark_used, user_cache
 from quire.model_folder import GGUF_LINK, check_regular, parse_json
 from quire.models.checkpoints.safetensors_header import STEP_BYTES
 from quire.models.config.model_config import ModelConfig
+from quire.models.config.quality_report import QUALITY_FILE
 from quire.version import __version__
 
 LAYOUT = 8  # to be raised when a packed layout or its metadata changes, or how weights are rounded
@@ -69,11 +70,14 @@ def prepared_file(
 
 
 def checkpoint_key(config: ModelSettings, path: Path) -> str:
-    """The first half of the names for a checkpoint's folder. Raises OSError if there is none."""
+    """The first half of the names for a checkpoint's folder. Raises OSError if there is none.
+
+    A quality report changes no weight, and `quire quantize` writes it after a first start.
+    """
     files = [
         (file.name, *_size_and_time(file))
         for file in sorted(path.iterdir())
-        if file.suffix in (_SUFFIX, ".json", ".gguf")
+        if file.suffix in (_SUFFIX, ".json", ".gguf") and file.name != QUALITY_FILE
     ]
     formats = config.quantization, config.quantization_overrides
     return digest_of((__version__, str(path.resolve()), files, formats))
