@@ -26,6 +26,7 @@ class Compiled:
     shared_memory: int  # bytes for each program
     barriers_left: int  # mbarriers that are not invalidated, see hopper_barriers.py
     serialized: bool  # whether ptxas waits for each warpgroup MMA before the next one
+    misaligned: list[int]  # where TMA stores in shared memory beside multiples of 128 bytes
 
 
 def compile_kernel(
@@ -67,7 +68,15 @@ def compile_kernel(
     left = ptx.count("mbarrier.init.") - ptx.count("mbarrier.inval.")
     spilled = usage["STACK"] + usage["LOCAL"]
     serialized = "wgmma.mma_async" in ptx and _serializes(binary.asm["cubin"])
-    return Compiled(usage["REG"], spilled, binary.metadata.shared, left, serialized)
+    shared = binary.metadata.shared
+    return Compiled(usage["REG"], spilled, shared, left, serialized, _misaligned(ptx))
+
+
+def _misaligned(ptx: str) -> list[int]:
+    """Offsets of TMA's boxes that are known in the text, which are those before a ring's loop."""
+    boxes = set(re.findall(r"cp\.async\.bulk\.tensor\S+ +\[(%r\d+)\],", ptx))
+    offsets = re.findall(r"add\.s32 \t(%r\d+), %r\d+, (\d+);", ptx)
+    return sorted({int(at) for register, at in offsets if register in boxes and int(at) % 128})
 
 
 def _resources(cubin: bytes) -> dict[str, int]:

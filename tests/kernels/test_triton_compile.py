@@ -49,6 +49,7 @@ KERNELS = {
     "rows_bytes": ["90"],
     "rows_bytes_few": ["90"],
     "rows_bytes_zeros": ["90"],
+    "rows_bytes_small": ["90"],
     "blocks": ["90"],
     "blocks_split": ["90"],
     "blocks_int8": ["90"],
@@ -152,5 +153,6 @@ def test_kernels_compile_and_fit(kernel: str, compiled: dict[str, Any]) -> None:
         assert taken["spilled"] <= SPILL.get(kernel, 0)
         assert taken["barriers_left"] == 0
         assert not taken["serialized"]
+        assert not taken["misaligned"]
         assert 0 < taken["registers"] <= 255
         assert taken["shared_memory"] <= SHARED_MEMORY[capability] * 1024

@@ -96,8 +96,8 @@ def hopper_byte_rows_kernel(
     scales, zeros = None, None
     if scale_desc is not None:
         scales = ring_of(scale_desc, STAGES)
-    if zero_desc is not None:
-        zeros = ring_of(zero_desc, STAGES)
+    if zero_desc is not None:  # TMA stores to multiples of 128 bytes; these may have 64
+        zeros = ring_of(zero_desc, STAGES * gl.cdiv(128, zero_desc.block_type.nbytes))
     full = barriers(STAGES, 1)
     SEPARATE: gl.constexpr = x_desc.block_type.shape[0] == 1  # smaller blocks of x than of W
     words_full = full  # one wait for both is quicker
@@ -145,6 +145,7 @@ def _ask_words(descs, w_ring, x_bytes: gl.constexpr, row, begin, end, step):
         fetch_box(scale_desc, [chunk * GROUPS, row], bar, scales.index(slot), there)
     if zero_desc is not None:
         ZEROS: gl.constexpr = zero_desc.block_type.shape[0]
+        slot *= zeros.shape[0] // full.shape[0]
         fetch_box(zero_desc, [chunk * ZEROS, row], bar, zeros.index(slot), there)
 
 
@@ -185,7 +186,8 @@ def _multiply(
         words = words_of.index(slot).load(operand)
         zero, scale = ((None, None),) * 2, ((None, None),) * 2
         if zeros is not None:  # read now, as from the next loads on each read would wait
-            zero = _of_groups(zeros, slot, operand, 0), _of_groups(zeros, slot, operand, 1)
+            at_zeros = slot * (zeros.shape[0] // STAGES)
+            zero = _of_groups(zeros, at_zeros, operand, 0), _of_groups(zeros, at_zeros, operand, 1)
         if scales is not None:
             scale = _of_groups(scales, slot, operand, 0), _of_groups(scales, slot, operand, 1)
         for half in gl.static_range(2):
