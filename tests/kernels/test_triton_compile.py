@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import machine_code
 import pytest
 
 SHARED_MEMORY = {"80": 163, "89": 99, "90": 227, "100": 227}  # KiB a program may have
@@ -153,6 +154,24 @@ def test_kernels_compile_and_fit(kernel: str, compiled: dict[str, Any]) -> None:
         assert taken["spilled"] <= SPILL.get(kernel, 0)
         assert taken["barriers_left"] == 0
         assert not taken["serialized"]
+        assert not taken["overwritten"]
         assert not taken["misaligned"]
         assert 0 < taken["registers"] <= 255
         assert taken["shared_memory"] <= SHARED_MEMORY[capability] * 1024
+
+
+LOOP = """
+        /*0100*/                   LDS.64 R6, [R4] ;
+        /*0110*/                   HGMMA.64x64x16.F32.BF16 R24, R88, gdesc[UR4], R24, gsb0 ;
+        /*0120*/                   WARPGROUP.DEPBAR.LE gsb0, 0x{left} ;
+        /*0130*/                   IMAD.MOV.U32 R92, RZ, RZ, R6 ;
+        /*0140*/              @!P1 LDS.64 R90, [R4] ;
+        /*0150*/               @P1 BRA 0x100 ;
+"""
+
+
+def test_numbers_that_an_mma_in_flight_reads_are_not_to_be_written() -> None:
+    assert machine_code.overwritten(LOOP.format(left=0)) == []
+    assert set(machine_code.overwritten(LOOP.format(left=1))) == {"LDS.64 R90, [R4]"}
+    assert machine_code.serializes(LOOP.format(left=0))
+    assert not machine_code.serializes(LOOP.format(left=1))

@@ -4,8 +4,8 @@ Floor: twice the tensor cores' 16-bit rate; the bytes that pass through shared m
 are written and read again beside x, take some 30 % longer. A warpgroup unpacks codes to e4m3 into a
 ring in shared memory, others multiply 64 outputs each by the columns of x beside them: unpacking
 costs no time unless it takes longer than multiplying. Each program does several work items (tiles,
-or parts of their k), so that it unpacks for the next one while one is stored. Tiles of 192 rows are
-multiplied as 128 and 64, since sizes are powers of two.
+or parts of their k), so that it unpacks for the next one while one is stored. Tiles of 192, 320
+and 384 rows are multiplied in two parts, since sizes are powers of two.
 """
 
 from __future__ import annotations
