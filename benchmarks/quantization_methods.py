@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--model", default="quire-tiny")
     parser.add_argument("--samples", type=int, default=96, help="windows for calibration")
     parser.add_argument("--seq-len", type=int, default=512)
-    parser.add_argument("--steps", type=int, default=200, help="of learned rounding")
+    parser.add_argument("--steps", type=int, default=400, help="of learned rounding")
     parser.add_argument("--group-size", type=int, default=128)
     parser.add_argument("--texts", type=int, default=8, help="held-out windows of text")
     parser.add_argument("--chats", type=int, default=16, help="held-out chats of each kind")

@@ -229,7 +229,7 @@ def _arguments() -> argparse.Namespace:
     add("--samples", type=int, default=128, help="windows for calibration")
     add("--windows", type=int, default=128, help="held-out windows")
     add("--seq-len", type=int, default=512)
-    add("--steps", type=int, default=200, help="of learned rounding")
+    add("--steps", type=int, default=400, help="of learned rounding")
     add("--group-size", type=int, default=128)
     add("--only", help="names of rows, with commas between")
     add("--parts", action="store_true", help="then the rows of quantization_parts.py")

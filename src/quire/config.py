@@ -313,8 +313,9 @@ class DeviceConfig:
     )
     batch_invariant: bool = setting(
         False,
-        "on a GPU, use slower kernels whose results do not depend on the batch, so that a "
-        "request gets the same tokens alone and in any batch",
+        "results do not depend on the batch, so that a request gets the same tokens alone and in "
+        "any batch; on a GPU by slower kernels; on a CPU compiled kernels are so in any case, and "
+        "what they do not run is refused",
     )
 
     def __post_init__(self) -> None:
@@ -334,14 +335,6 @@ class EngineConfig:
     def shares_prefixes(self) -> bool:
         """Whether kernels may read what requests have in common once for all of them."""
         return self.cache.enable_prefix_caching and not self.device.batch_invariant
-
-    def check_device(self, device_type: str) -> None:
-        """Raise ConfigError for settings that "cpu" or "cuda" does not support."""
-        require(
-            not self.device.batch_invariant or device_type == "cuda",
-            f"batch_invariant is for GPUs, but device is {device_type!r}; leave it out: "
-            "docs/sampling.md says which models have the same tokens in any batch on a CPU",
-        )
 
     def resolved(self, device_type: str, max_model_len: int) -> EngineConfig:
         """A copy with defaults resolved that depend on the device and on the model's length.

@@ -18,12 +18,13 @@ from quire.compress.input_statistics import ExactLayer, InputStatistics, input_s
 from quire.compress.integer_grid import IntegerGrid
 from quire.compress.layer_rounding import grid_of
 from quire.compress.layer_stream import LayerRunner
-from quire.compress.learned_rounding import RoundingLearner
-from quire.compress.model_parts import ModelParts, linears_of, weight_of
+from quire.compress.learned_rounding import LearnedWeight, RoundingLearner, relative_error
+from quire.compress.model_parts import ModelParts, linears_of, set_linear, set_weight, weight_of
 from quire.compress.packing import gptq_tensors
-from quire.compress.quantized_rows import nearest, nearest_fp8
+from quire.compress.quantized_rows import IntegerCodes, nearest, nearest_fp8
 from quire.compress.recipe import METHODS, Recipe
 from quire.compress.verify_model import compare_models
+from quire.kernels import reference
 from quire.models.checkpoints.checkpoint import Checkpoint
 
 CPU = torch.device("cpu")
@@ -202,6 +203,32 @@ def test_weights_are_corrected_for_inputs_with_errors() -> None:
 
 
 @torch.no_grad()
+def test_learned_rounding_is_for_half_corrected_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inputs of a later layer have errors, and its targets are half the way to the exact ones."""
+    seen, learn = list[tuple[list[torch.Tensor], list[torch.Tensor]]](), RoundingLearner.learn
+
+    def noted(
+        self: RoundingLearner, inputs: list[torch.Tensor], targets: list[torch.Tensor], *rest: int
+    ) -> object:
+        seen.append((inputs, targets))
+        return learn(self, inputs, targets, *rest)
+
+    monkeypatch.setattr(RoundingLearner, "learn", noted)
+    write_model(tmp_path / "base")
+    recipe = Recipe(method="autoround", group_size=32, steps=2)
+    quantize(tmp_path / "base", tmp_path / "out", recipe)
+    parts, exact = ModelParts(tmp_path / "base", CPU), seen[0][0]
+    for index, (inputs, targets) in enumerate(seen):
+        layer, run = parts.layer(index), LayerRunner(parts, index, 48)
+        own, exact = run.each(layer, inputs), run.each(layer, exact)
+        assert torch.equal(own[0], exact[0]) == (index == 0)
+        torch.testing.assert_close(targets[0], (own[0] + exact[0]) / 2)
+    assert len(seen) > 1
+
+
+@torch.no_grad()
 def test_errors_of_inputs_are_those_from_the_exact_layer(tmp_path: Path) -> None:
     write_model(tmp_path)
     parts, name = ModelParts(tmp_path, CPU), "mlp.down_proj"
@@ -218,22 +245,53 @@ def test_errors_of_inputs_are_those_from_the_exact_layer(tmp_path: Path) -> None
 
 @torch.no_grad()
 def test_learned_rounding_comes_closer_to_the_layers_results(tmp_path: Path) -> None:
+    """Closer than each weight for itself by GPTQ, as the layer's output is what is learned."""
     write_model(tmp_path)
     parts, grid = ModelParts(tmp_path, CPU), IntegerGrid(4, 32, False, "bfloat16")
     layer, inputs = parts.layer(0), parts.embed(SAMPLES.calibration)
-    run = LayerRunner(parts, 0, 48)
-    targets = [run(layer, x) for x in inputs]
-    learner = RoundingLearner(layer, run, grid, {}, list(linears_of(layer)))
-    begin = learner._error(inputs, targets)
-    codes = learner.learn(inputs, targets, 30, 0)
-    for name, rows in codes.items():
-        learned = learner.weights[name]
-        plain = nearest(learned.weight, grid)
-        assert (rows.codes != plain.codes).any()
-    learner._take([rows.numbers() for rows in codes.values()])
-    pairs = zip(inputs, targets, strict=True)
-    end = sum(float((run(layer, x) - y).square().sum()) for x, y in pairs)
-    assert end < 0.8 * begin
+    run, linears = LayerRunner(parts, 0, 48), linears_of(layer)
+    targets, known = run.each(layer, inputs), input_statistics(layer, run, inputs, linears)
+    weights = {name: weight_of(linear) for name, linear in linears.items()}
+    scales = {name: clipped_scales(w, known[name].hessian, grid) for name, w in weights.items()}
+
+    def error(codes: dict[str, IntegerCodes]) -> float:
+        for name, rows in codes.items():
+            set_weight(linears[name], rows.numbers())
+        states = torch.stack(run.each(layer, inputs))
+        return float(relative_error(states, torch.stack(targets), 1e-6))
+
+    gptq = HessianRounding(grid, "static", 0.01)
+    plain = error({name: nearest(w, grid, scales[name]) for name, w in weights.items()})
+    compensated = error({name: gptq(w.clone(), known[name]) for name, w in weights.items()})
+    learner = RoundingLearner(layer, run, grid, scales)
+    learned = learner.learn(inputs, targets, 200, 0)
+    for linear in linears.values():
+        set_linear(linear, reference.linear)
+    assert error(learned) < 0.9 * compensated < 0.9 * plain
+
+
+def test_weights_next_to_a_code_are_fixed_first_and_stay() -> None:
+    weight, grid = weight_and_inputs()[0], GRIDS[1]
+    learned = LearnedWeight(grid, weight, grid.scales_of(weight))
+    before = learned.values.detach().clone()
+    distance = (before - before.round()).abs()
+    learned.fix(0.25)
+    is_fixed = learned.values == learned.values.round()
+    assert is_fixed.float().mean() == pytest.approx(0.25, abs=0.02)
+    assert distance[is_fixed].amax() <= distance[~is_fixed].amin()
+    assert torch.equal(learned.values[~is_fixed], before[~is_fixed])
+    learned.values.data += 0.3
+    learned.fix(0.5)
+    assert torch.equal(learned.values[is_fixed], before.round()[is_fixed])
+    learned.fix(1.0)
+    assert torch.equal(learned.codes().numbers(), learned.numbers())
+
+
+def test_each_tokens_error_is_relative_to_its_target() -> None:
+    target = torch.tensor([[1.0, -1.0], [100.0, 100.0], [0.0, 0.0]])
+    states = target * 1.1 + torch.tensor([[0.0], [0.0], [0.001]])
+    expected = 0.02 + 0.02 + 2e-6 / 1e-6
+    assert float(relative_error(states, target, 1e-6)) == pytest.approx(expected, rel=1e-3)
 
 
 @torch.no_grad()

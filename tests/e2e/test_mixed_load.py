@@ -21,6 +21,8 @@ from quire.core.messages import AbortRequests, AddRequest, RequestDelta
 from quire.core.sampling_params import SamplingParams
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.startup.start_engine import start_engine
+from quire.errors import ConfigError
+from quire.kernels.cpu import native
 from quire.kernels.ragged_batch import RaggedBatch
 from quire.layers.forward_context import Heartbeat
 from quire.models.runtimes.compiled_decoder import CompiledDecoder, CompiledStates
@@ -172,6 +174,31 @@ def test_together_equals_alone(
     assert together.tokens == solo.tokens
     assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
     core._scheduler._kv.pool.check()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_batch_invariance_on_a_cpu(
+    dtype: str, quantization: str, requests: list[AddRequest]
+) -> None:
+    if native.library() is None or (quantization == "int4" and native.instruction_set() == "amx"):
+        pytest.skip("it is refused")
+    some = requests[::4]
+    options: dict[str, Any] = {
+        "model": "quire-tiny-draft", "device": "cpu", "dtype": dtype, "quantization": quantization,
+        "batch_invariant": True,
+    }  # fmt: skip
+    core, _ = start_engine(EngineConfig.from_options(**options, num_blocks=130, block_size=4))
+    together = serve(core, some)
+    assert core.stats.num_preemptions > 0
+    options |= {"enable_prefix_caching": False, "num_blocks": 256}
+    alone = one_by_one(start_engine(EngineConfig.from_options(**options))[0], some)
+    assert together.tokens == alone.tokens
+
+
+def test_batch_invariance_is_refused_where_pytorch_runs_the_model(odd_model: Path) -> None:
+    with pytest.raises(ConfigError, match=r"but PyTorch runs this model \(.*\); leave it out"):
+        start(odd_model, batch_invariant=True, device="cpu")
 
 
 def test_an_answer_goes_on_in_another_engine_as_if_nothing_had_happened(

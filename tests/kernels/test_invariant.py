@@ -29,10 +29,11 @@ from torch import Tensor
 from twins import CASES, attention_case, device_case, normal
 
 from quire.config import EngineConfig
-from quire.engine.startup.null_engine import start_null_engine
+from quire.engine.startup.resolved_config import resolve
 from quire.errors import ConfigError
 from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
+from quire.kernels.cpu import native
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.formats.fp8 import FP8
 from quire.kernels.formats.int4 import INT4_GROUP_64
@@ -225,16 +226,32 @@ def same(a: Tensor, b: Tensor) -> None:
     assert torch.equal(a, b)
 
 
-def test_a_cpu_is_refused() -> None:
-    options = {"batch_invariant": True, "quantization": "int8"}
-    with pytest.raises(ConfigError, match="for GPUs, but device is 'cpu'; leave it out"):
-        EngineConfig.from_options(**options).check_device("cpu")
-
-
-def test_an_engine_without_a_model_refuses_it_too() -> None:
-    config = EngineConfig.from_options(load_format="null", batch_invariant=True)
-    with pytest.raises(ConfigError, match="batch_invariant is for GPUs"):
-        start_null_engine(config)
+@pytest.mark.parametrize(
+    ("instructions", "options", "problem"),
+    [
+        ("avx2", {"quantization": "fp8"}, r"have no weights in fp8\); leave it out"),
+        ("avx2", {"dtype": "float16"}, r"dtype is float16, which .*\); leave it out"),
+        ("avx2", {"quantization": "int4"}, None),
+        ("amx", {"quantization": "int8"}, None),
+        ("amx", {"quantization": "int4"}, "weights in four bits .*; use quantization='int8'"),
+        ("amx", {"quantization_overrides": "*.down_proj=nf4"}, "weights in four bits"),
+        ("torch", {}, r"there are no compiled kernels for this processor\); leave it out"),
+    ],
+)
+def test_a_cpu_needs_kernels_whose_rows_do_not_depend_on_others(
+    instructions: str,
+    options: dict[str, Any],
+    problem: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(native, "instruction_set", lambda: instructions)
+    monkeypatch.setattr(native, "library", lambda: None if instructions == "torch" else object())
+    config = EngineConfig.from_options(batch_invariant=True, device="cpu", **options)
+    if problem is None:
+        assert resolve(config, "cpu").config.device.batch_invariant
+    else:
+        with pytest.raises(ConfigError, match=f"^batch_invariant.*{problem}"):
+            resolve(config, "cpu")
 
 
 def test_nothing_is_looked_for_that_such_kernels_would_not_use() -> None:

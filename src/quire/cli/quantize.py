@@ -74,7 +74,7 @@ def make_parser() -> CommandParser:
         "--smoothing", type=float, metavar="X", help="strength of SmoothQuant (default: 0.5)"
     )
     parser.add_argument(
-        "--steps", type=human_int, metavar="N", help="steps of learned rounding (default: 200)"
+        "--steps", type=human_int, metavar="N", help="steps of learned rounding (default: 400)"
     )
     parser.add_argument(
         "--seed", type=int, metavar="N", help="seed of learned rounding (default: 0)"

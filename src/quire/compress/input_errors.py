@@ -1,8 +1,8 @@
-"""A weight for inputs that have errors, so that its outputs come nearer to the exact ones.
+"""Weights and targets for inputs that have errors, so that outputs come nearer to the exact ones.
 
 Li et al., 2025 ("GPTAQ"): outputs should be W x for the inputs x of the model that is not
 quantized, not W x̃ for those that rounded layers lead to. Here in closed form, before the weight is
-rounded.
+rounded, or as what learned rounding aims at.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.compress.input_statistics import InputStatistics, damped
 
-# of the change with the least loss; all of it follows the calibration text too closely
+# of the way to the exact outputs; all of it follows the calibration text too closely
 _SHARE = 0.5
 
 
@@ -23,3 +23,11 @@ def corrected(weight: Tensor, stats: InputStatistics, damping: float) -> Tensor:
         return weight
     change = torch.cholesky_solve((weight @ stats.errors).t(), lower).t()
     return weight + _SHARE * change
+
+
+def corrected_targets(outputs: list[Tensor], exact: list[Tensor]) -> list[Tensor]:
+    """The hidden states [T, H] after a decoder layer that it is rounded for, of each sample.
+
+    outputs: those before it is rounded, of inputs with errors. exact: those of exact inputs.
+    """
+    return [own.lerp(other, _SHARE) for own, other in zip(outputs, exact, strict=True)]

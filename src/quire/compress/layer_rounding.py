@@ -22,7 +22,7 @@ from quire.compress.clipping import clipped_scales
 from quire.compress.float_grid import FloatGrid
 from quire.compress.foldings import Folding, foldings
 from quire.compress.hessian_rounding import HessianRounding
-from quire.compress.input_errors import corrected
+from quire.compress.input_errors import corrected, corrected_targets
 from quire.compress.input_statistics import ExactLayer, InputStatistics, input_statistics
 from quire.compress.integer_grid import IntegerGrid
 from quire.compress.layer_stream import LayerRunner
@@ -80,7 +80,7 @@ class LayerRounding:
             known = self._rescale(inputs, names)
             if exact is None or not names:
                 return {name: self._take(name, self._nearest(name)) for name in names}
-            if self._method.rounding != "signround":
+            if self._method.rounding != "learned":
                 return self._round_in_turn(inputs, exact.before, names)
             return self._learn(inputs, exact.after, names, known)
 
@@ -109,17 +109,19 @@ class LayerRounding:
     def _learn(
         self,
         inputs: list[Tensor],
-        targets: list[Tensor],
+        exact: list[Tensor],
         names: list[str],
         known: dict[str, InputStatistics],
     ) -> Coded:
-        """Learn all roundings together, with clipped groups where statistics are known."""
+        """Learn all roundings together. known: statistics, where they are known already."""
+        known = known or input_statistics(self._layer, self._run, inputs, names)
+        targets = corrected_targets(self._run.each(self._layer, inputs), exact)
         grid, steps, seed = grid_of(self._layout), self._recipe.steps, self._recipe.seed
         scales = {
-            name: clipped_scales(weight_of(self._linears[name]), stats.hessian, grid)
-            for name, stats in known.items()
+            name: clipped_scales(weight_of(self._linears[name]), known[name].hessian, grid)
+            for name in names
         }
-        learner = RoundingLearner(self._layer, self._run, grid, scales, names)
+        learner = RoundingLearner(self._layer, self._run, grid, scales)
         return dict(learner.learn(inputs, targets, steps, seed))
 
     def _round_in_turn(

@@ -1,141 +1,105 @@
-"""SignRound: whether a number is rounded up or down is learned, and where groups are cut off.
+"""Learned rounding: weights are fixed to codes little by little, and the others make up for it.
 
-Cheng et al., 2024 ("Optimize weight rounding via signed gradient descent"; AutoRound), section 3:
-a number w becomes round(w / s + v) with v in [-0.5, 0.5], and a group's extremes are multiplied by
-alpha and beta in [0, 1]; all three follow the sign of the gradient of the layer's output error.
+Zhou et al., 2017 ("Incremental network quantization"): a part of the weights is rounded for good,
+the rest is trained on, until none is left. Here those that are nearest to a code go first, and what
+is trained on is the error of one decoder layer's output (Li et al., 2021, "BRECQ"). Codes that are
+trained by straight-through gradients have more loss: nothing makes up for their last roundings.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from quire.compress.integer_grid import GroupScales, IntegerGrid, limits
+from quire.compress.integer_grid import GroupScales, IntegerGrid
 from quire.compress.layer_stream import LayerRunner, batches
 from quire.compress.model_parts import Operation, linears_of, set_linear, weight_of
 from quire.compress.quantized_rows import IntegerCodes
 from quire.kernels import reference
 from quire.models.families.llama import LlamaDecoderLayer
 
-_BATCH = 8  # samples of a step
-_LOOKS = 10  # how often all samples are looked at
+_BATCH = 4  # samples of a step
+_RATE = 0.015  # of a code, in a step
+_BETAS = (0.9, 0.95)  # of Adam
+_SAMPLE = 1 << 16  # values by which the nearest share is found; among rows it would lose more
 
 
-@dataclass(slots=True)
 class LearnedWeight:
-    """A weight [N, K] with what is learned of its rounding. low, high: of groups, [N, G]."""
+    """A weight [N, K] in units of its codes. values: [N, K]; those that are fixed are whole."""
 
-    grid: IntegerGrid
-    weight: Tensor
-    low: Tensor
-    high: Tensor
-    offset: Tensor  # v, [N, K]
-    below: Tensor  # alpha, [N, G]
-    above: Tensor  # beta, [N, G]
-
-    @classmethod
-    def start(cls, grid: IntegerGrid, weight: Tensor, known: GroupScales | None) -> LearnedWeight:
-        """A rounding to the nearest to start from. known: its scales, if there are some."""
-        low, high = limits(grid.groups(weight)) if known is None else _limits_of(grid, known)
-        learned = [torch.zeros_like(weight), torch.ones_like(low), torch.ones_like(low)]
-        return cls(grid, weight, low, high, *(each.requires_grad_() for each in learned))
-
-    @property
-    def learned(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The parameters that are trained: offsets, and factors of the limits."""
-        return self.offset, self.below, self.above
-
-    def scales(self) -> GroupScales:
-        """The scales of its groups; gradients pass through their rounding."""
-        low, high, grid = self.low * self.below, self.high * self.above, self.grid
-        found = grid.scales(low, high)
-        scale = _passing(grid.steps(low, high), found.scale)
-        if grid.symmetric:
-            return GroupScales(scale, found.zero)
-        return GroupScales(scale, _passing(-low / scale, found.zero))
+    def __init__(self, grid: IntegerGrid, weight: Tensor, scales: GroupScales) -> None:
+        self._grid, self._scales = grid, scales
+        scale, zero = scales.scale[:, :, None], scales.zero[:, :, None]
+        exact = (grid.groups(weight) / scale + zero).flatten(1)
+        self.values = exact.clamp_(0, grid.most).requires_grad_()
+        self._fixed = torch.zeros_like(weight, dtype=torch.bool)
 
     def numbers(self) -> Tensor:
-        """The numbers of its codes, with gradients as if nothing was rounded."""
-        codes, scales = self._codes()
-        return self.grid.numbers(codes, scales)
+        """The numbers [N, K] that the values stand for, with gradients."""
+        return self._grid.numbers(self.values, self._scales)
 
-    @torch.no_grad()
     def codes(self) -> IntegerCodes:
-        """The codes by the current values of the parameters."""
-        codes, scales = self._codes()
-        return IntegerCodes(self.grid, codes.to(torch.uint8), scales)
-
-    def _codes(self) -> tuple[Tensor, GroupScales]:
-        scales, grid = self.scales(), self.grid
-        wanted = grid.groups(self.weight) / scales.scale[:, :, None] + grid.groups(self.offset)
-        rounded = _passing(wanted, wanted.round()) + scales.zero[:, :, None]
-        return rounded.clamp(0, grid.most).flatten(1), scales
+        """The codes that the values are, or are nearest to."""
+        codes = self.values.detach().round()
+        return IntegerCodes(self._grid, codes.to(torch.uint8), self._scales)
 
     @torch.no_grad()
-    def step(self, rate: float) -> None:
-        """Move against the sign of the gradient."""
-        for tensor, low, high in zip(self.learned, (-0.5, 0.0, 0.0), (0.5, 1.0, 1.0), strict=True):
-            if tensor.grad is not None:
-                tensor.sub_(tensor.grad.sign(), alpha=rate).clamp_(low, high)
-                tensor.grad = None
+    def fix(self, share: float) -> None:
+        """Fix so much of the weight, after a step that has moved all values."""
+        values = self.values.clamp_(0, self._grid.most)
+        whole = values.round()  # a step is less than half a code
+        distance = (values - whole).abs_().masked_fill_(self._fixed, -1.0)
+        some = distance.flatten()[:: distance.numel() // _SAMPLE | 1]
+        if count := round(share * len(some)):
+            self._fixed |= distance <= some.kthvalue(count).values
+        values.copy_(torch.where(self._fixed, whole, values))
 
 
 class RoundingLearner:
-    """Learns the rounding of one decoder layer's linear layers, all together."""
+    """Learns the rounding of one decoder layer's linear layers, all together.
+
+    scales: of the linear layers that are quantized, by their names.
+    """
 
     def __init__(
         self,
         layer: LlamaDecoderLayer,
         run: LayerRunner,
         grid: IntegerGrid,
-        known: dict[str, GroupScales],
-        chosen: list[str],
+        scales: dict[str, GroupScales],
     ) -> None:
         self._layer, self._run, linears = layer, run, linears_of(layer)
         self.weights = {
-            name: LearnedWeight.start(grid, weight_of(linears[name]), known.get(name))
-            for name in chosen
+            name: LearnedWeight(grid, weight_of(linears[name]), own) for name, own in scales.items()
         }
 
     def learn(
         self, inputs: list[Tensor], targets: list[Tensor], steps: int, seed: int
     ) -> dict[str, IntegerCodes]:
-        """The codes with the least error on all samples, of those looked at on the path."""
+        """The codes. inputs, targets: hidden states of samples before and after the layer."""
         drawn = torch.Generator().manual_seed(seed)
-        best, least = self._codes(), self._error(inputs, targets)
-        every = max(1, steps // _LOOKS)
+        # gradients are small numbers, and Adam's usual eps is not
+        adam = torch.optim.Adam([w.values for w in self.weights.values()], _RATE, _BETAS, eps=1e-20)
         for step in range(1, steps + 1):
             batch = torch.randperm(len(inputs), generator=drawn)[:_BATCH].tolist()
             self._descend([inputs[i] for i in batch], [targets[i] for i in batch])
+            adam.step()
             for weight in self.weights.values():
-                weight.step((1.0 - (step - 1) / steps) / steps)
-            if step % every == 0 or step == steps:
-                error = self._error(inputs, targets)
-                if error < least:
-                    best, least = self._codes(), error
-        return best
-
-    def _codes(self) -> dict[str, IntegerCodes]:
+                weight.fix(1.0 - (1.0 - step / steps) ** 2)  # the last ones have more time each
         return {name: weight.codes() for name, weight in self.weights.items()}
-
-    @torch.no_grad()
-    def _error(self, inputs: list[Tensor], targets: list[Tensor]) -> float:
-        self._take([weight.numbers() for weight in self.weights.values()])
-        pairs = zip(batches(inputs), batches(targets), strict=True)
-        errors = [(self._run(self._layer, x) - y).square().sum() for x, y in pairs]
-        return float(torch.stack(errors).sum())
 
     @torch.enable_grad()
     def _descend(self, inputs: list[Tensor], targets: list[Tensor]) -> None:
         """Leave the gradient of some samples' error in what is learned."""
+        eps = self._layer.pre_attention_norm.eps
         numbers = [weight.numbers() for weight in self.weights.values()]
         leaves = [each.detach().requires_grad_() for each in numbers]
         self._take(leaves)
-        count = sum(target.numel() for target in targets)
         for x, y in zip(batches(inputs), batches(targets), strict=True):
-            ((self._run(self._layer, x) - y).square().sum() / count).backward()  # type: ignore[no-untyped-call]
+            error = relative_error(self._run(self._layer, x), y, eps)
+            error.backward()  # type: ignore[no-untyped-call]
+        for weight in self.weights.values():
+            weight.values.grad = None
         torch.autograd.backward(numbers, [leaf.grad for leaf in leaves])
 
     def _take(self, numbers: list[Tensor]) -> None:
@@ -144,19 +108,13 @@ class RoundingLearner:
             set_linear(linears[name], _multiplying(weight))
 
 
+def relative_error(states: Tensor, targets: Tensor, eps: float) -> Tensor:
+    """The summed squares of the errors of hidden states [..., H], each token's over its target's.
+
+    What comes next sees a token's states divided by their root mean square. eps: added, as there.
+    """
+    return ((states - targets).square() / (targets.square().mean(-1, keepdim=True) + eps)).sum()
+
+
 def _multiplying(weight: Tensor) -> Operation:
     return lambda x, _, bias: reference.linear(x, weight, bias)
-
-
-def _passing(exact: Tensor, rounded: Tensor) -> Tensor:
-    """The rounded values, with gradients as of the exact ones (a straight-through estimator)."""
-    return rounded.detach() + (exact - exact.detach())
-
-
-def _limits_of(grid: IntegerGrid, scales: GroupScales) -> tuple[Tensor, Tensor]:
-    """Extremes that lead to given scales."""
-    if grid.symmetric:
-        largest = scales.scale.abs() * grid.middle
-        is_low = scales.scale > 0
-        return torch.where(is_low, -largest, 0.0), torch.where(is_low, 0.0, largest)
-    return -scales.zero * scales.scale, (grid.most - scales.zero) * scales.scale

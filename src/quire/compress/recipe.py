@@ -10,7 +10,7 @@ from quire.compress.checkpoint_layout import ActOrder, CheckpointLayout, Packing
 from quire.errors import ConfigError
 
 Scaling = Literal["none", "awq", "smoothquant"]
-RoundingMethod = Literal["nearest", "gptq", "signround"]
+RoundingMethod = Literal["nearest", "gptq", "learned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Method:
     @property
     def corrects_weights(self) -> bool:
         """Whether weights are corrected for the errors of their inputs before they are rounded."""
-        return self.needs_exact_states and self.rounding != "signround"
+        return self.needs_exact_states and self.rounding != "learned"
 
     def uses(self, setting: str) -> bool:
         """Whether a setting of a recipe changes what it does; others have no conditions."""
@@ -58,7 +58,7 @@ class Method:
             "act_order": self.rounding == "gptq",
             "damping": self.corrects_weights,
             "smoothing": self.scaling == "smoothquant",
-            "steps": self.rounding == "signround",
+            "steps": self.rounding == "learned",
         }.get(setting, True)
 
 
@@ -66,9 +66,9 @@ METHODS = {
     "rtn": Method("none", "nearest", "pack-quantized"),
     "awq": Method("awq", "nearest", "awq", symmetric=False),
     "gptq": Method("none", "gptq", "gptq"),
-    "autoround": Method("none", "signround", "gptq"),
+    "autoround": Method("none", "learned", "gptq"),
     "awq+gptq": Method("awq", "gptq", "awq", symmetric=False),
-    "awq+autoround": Method("awq", "signround", "awq", symmetric=False),
+    "awq+autoround": Method("awq", "learned", "awq", symmetric=False),
     "int8": Method("none", "nearest", "int-quantized"),
     "smoothquant": Method("smoothquant", "nearest", "int-quantized"),
     "smoothquant+gptq": Method("smoothquant", "gptq", "int-quantized"),
@@ -102,7 +102,7 @@ class Recipe:
     act_order: ActOrder = "static"
     damping: float = 0.01
     smoothing: float = 0.5
-    steps: int = 200
+    steps: int = 400
     seed: int = 0
     objective: Literal["block", "linear"] = "block"
     rotate: bool = False

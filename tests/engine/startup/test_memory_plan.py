@@ -211,7 +211,7 @@ def test_a_length_that_the_model_does_not_know_is_refused_as_at_a_start() -> Non
 @pytest.mark.parametrize(
     "options",
     [
-        {"batch_invariant": True},
+        {"batch_invariant": True, "quantization": "fp8"},
         {"max_model_len": 5000},
         {"num_blocks": 2, "max_model_len": 100},
         {"kv_cache_memory_bytes": 100},

@@ -96,8 +96,6 @@ def torch_reason(config: EngineConfig) -> str | None:
     """The reason why these settings need PyTorch whatever files there are, or None."""
     if device_type(config) == "cuda":
         return "the model runs on a GPU"
-    if config.device.batch_invariant:
-        return "batch_invariant is for GPUs, which PyTorch looks for"
     if native.library() is None:
         return "there are no compiled kernels for this processor"
     model = config.model

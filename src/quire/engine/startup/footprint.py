@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from quire.config import EngineConfig
+from quire.core.layer_spec import LinearSpec
 from quire.dtypes import DTYPES
 from quire.engine.startup.device_policy import FP8, choose_dtype, choose_kv_dtype, device_type
 from quire.engine.startup.gpu_driver import driver_capability
 from quire.engine.startup.machine_limits import available_bytes, most_bytes
 from quire.errors import ConfigError
 from quire.hub import model_folder
+from quire.kernels.formats.weight_format import WeightFormat
 from quire.kvcache.kv_sizes import block_bytes, layers_with_types
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
 from quire.models.checkpoints.open_checkpoint import open_checkpoint
@@ -113,17 +116,31 @@ def dequantized_bytes(config: EngineConfig, model_config: ModelConfig) -> int:
 
     Of a whole weight where results may not depend on the batch; else some rows at a time.
     """
-    scheme = _scheme_of(config, model_config)
-    if scheme is None:
-        return 0
     item, most = DTYPES[choose_dtype(config, model_config)].num_bytes, 0
-    for module, linear in model_config.spec.named_linears:
-        chosen = scheme.format_for(module, linear.role, linear.n, linear.k)
-        if chosen is not None and chosen.has_groups:
+    for linear, chosen in _formats_of(config, model_config):
+        if chosen.has_groups:
             piece = PIECE_BYTES if chosen.codes_per_byte > 1 else BYTE_PIECE_BYTES
             whole = linear.n * linear.k * item
             most = max(most, whole if config.device.batch_invariant else min(whole, piece))
     return most
+
+
+def has_half_bytes(config: EngineConfig, model_config: ModelConfig) -> bool:
+    """Whether a weight has less than a byte for each number."""
+    return any(chosen.codes_per_byte > 1 for _, chosen in _formats_of(config, model_config))
+
+
+def _formats_of(
+    config: EngineConfig, model_config: ModelConfig
+) -> Iterator[tuple[LinearSpec, WeightFormat]]:
+    """The linear layers whose weights are not in the model's data type."""
+    scheme = _scheme_of(config, model_config)
+    if scheme is None:
+        return
+    for module, linear in model_config.spec.named_linears:
+        chosen = scheme.format_for(module, linear.role, linear.n, linear.k)
+        if chosen is not None:
+            yield linear, chosen
 
 
 def _scheme_of(config: EngineConfig, model_config: ModelConfig) -> FormatChoice | None:

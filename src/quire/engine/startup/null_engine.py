@@ -35,7 +35,6 @@ _STRIDE = 7  # so that neighbouring tokens differ in more than their last digit
 
 def start_null_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     """An engine with a model's sizes alone. Raises CheckpointError or ConfigError."""
-    config.check_device("cpu")
     path = config_folder(config)
     model_config = ModelConfig.from_folder(path)
     max_model_len = config.model.max_model_len or model_config.max_position_embeddings

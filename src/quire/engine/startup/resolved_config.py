@@ -13,13 +13,19 @@ from pathlib import Path
 import msgspec
 
 from quire.config import STORED_METHODS, EngineConfig, SchemeName
-from quire.core.layer_spec import KVLayerSpec, MoESpec
+from quire.core.layer_spec import KVLayerSpec, MoESpec, UnsupportedModelError, check_features
 from quire.core.pooling_params import PoolingParams
 from quire.core.request_limits import RequestLimits
-from quire.engine.startup.device_policy import DeviceType, choose_dtype, choose_kv_dtype
-from quire.engine.startup.footprint import check_weights, weights_by_format
+from quire.engine.startup.device_policy import (
+    DeviceType,
+    choose_dtype,
+    choose_kv_dtype,
+    torch_reason,
+)
+from quire.engine.startup.footprint import check_weights, has_half_bytes, weights_by_format
 from quire.errors import ConfigError
 from quire.hub import config_folder, model_folder
+from quire.kernels.cpu import native
 from quire.kvcache.kv_sizes import layers_with_types
 from quire.model_folder import GGUF_LINK
 from quire.models.checkpoints.open_checkpoint import weight_bytes
@@ -28,6 +34,7 @@ from quire.models.config.pooling_config import read_pooling
 from quire.models.config.quality_gate import OFF, Quality, gate_limits, pass_gate
 from quire.models.config.quality_report import read_report
 from quire.models.config.sampling_defaults import read_sampling_defaults
+from quire.models.runtimes.compiled_weights import COMPUTED
 from quire.quantization.scheme import scheme_of
 from quire.tokenizer.load_tokenizer import check_tokenizer
 
@@ -107,12 +114,13 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
     # what is wrong whatever the model is gets refused before one is downloaded
     scheme_of(model.scheme, device, model.quantization_overrides)
     gate_limits(model.quality_gate)
-    requested.check_device(device)
     folder = config_folder(requested)
     model_config = ModelConfig.from_folder(folder)
     _check_stored(requested, folder, model_config)
     length_limit = _length_limit(requested, model_config)
     config = _as_stored(requested.resolved(device, length_limit), model_config)
+    if device == "cpu" and config.device.batch_invariant:
+        _check_invariance(config, model_config)
     if device == "cuda":
         _refuse_experts(model_config)
         is_given = requested.scheduler.max_num_batched_tokens > 0
@@ -210,6 +218,31 @@ def _quality(config: EngineConfig, folder: Path, model_config: ModelConfig) -> Q
     is_quantized, model = model_config.checkpoint_format is not None, config.model
     return pass_gate(
         folder, model.quality_gate, is_quantized=is_quantized, setting=model.quantization
+    )
+
+
+def _check_invariance(config: EngineConfig, model_config: ModelConfig) -> None:
+    """Raise ConfigError where a row's results depend on the batch on this CPU."""
+    reason = torch_reason(config)
+    if reason is None:
+        try:
+            check_features(model_config.spec, COMPUTED)
+        except UnsupportedModelError as error:
+            reason = str(error)
+    if reason is not None:
+        raise varies_by_batch(reason)
+    if native.instruction_set() == "amx" and has_half_bytes(config, model_config):
+        raise ConfigError(
+            "batch_invariant: with AMX few and many rows of weights in four bits have different "
+            "kernels; use quantization='int8', or leave it out"
+        )
+
+
+def varies_by_batch(reason: str) -> ConfigError:
+    """The error for batch_invariant where PyTorch runs a model on a CPU. reason: why it does."""
+    return ConfigError(
+        f"batch_invariant needs the compiled kernels on a CPU, but PyTorch runs this model "
+        f"({reason}); leave it out"
     )
 
 

@@ -20,7 +20,7 @@ from quire.engine.startup.gpu_backend import GpuBackend
 from quire.engine.startup.library_pages import give_back_code
 from quire.engine.startup.out_of_memory import fitting_weights
 from quire.engine.startup.prefetch import wait_for_triton
-from quire.engine.startup.resolved_config import ResolvedConfig, resolve
+from quire.engine.startup.resolved_config import ResolvedConfig, resolve, varies_by_batch
 from quire.engine.startup.startup_phases import Phases
 from quire.engine.startup.step_tuning import is_tiny, thread_candidates
 from quire.errors import ConfigError
@@ -111,7 +111,7 @@ def compiled_weights_of(model: LlamaForCausalLM) -> StoredArrays:
 
 def requested_kernels(config: EngineConfig, device: torch.device) -> Kernels | None:
     """The operations that the settings ask for; None for the device's usual ones."""
-    if not config.device.batch_invariant:
+    if not config.device.batch_invariant or device.type == "cpu":
         return None
     if not has_triton():
         raise ConfigError("batch_invariant needs Triton; pip install triton, or leave it out")
@@ -146,6 +146,8 @@ def _host_backend(
     try:
         decoder = make_decoder(resolved, compiled_weights_of(model))
     except UnsupportedModelError as error:
+        if resolved.config.device.batch_invariant:
+            raise varies_by_batch(str(error)) from None
         logger.info("PyTorch's modules run the model: %s", error)
         if any(str(weight.get("codes")).startswith("fp8") for weight in formats_of(model).values()):
             logger.warning("%s", _FP8_WEIGHTS)
