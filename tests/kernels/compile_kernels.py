@@ -849,7 +849,7 @@ KERNELS = {
     "rows_bytes_alone": functools.partial(rows_bytes, group=0),
     "rows_fp8_alone": functools.partial(rows_bytes, codes="e4m3", group=0),
     "rows_bytes_zeros": functools.partial(rows_bytes, group=32, split=2, zeros=True),
-    "rows_bytes_small": functools.partial(rows_bytes, block_m=128, block_n=64, zeros=True),
+    "rows_bytes_small": functools.partial(rows_bytes, block_m=128, block_n=64, split=2, zeros=True),
     "rows_bytes_few": functools.partial(rows_bytes, block_m=128, group=64),
     "rows_bytes_fp8": functools.partial(
         rows_bytes, block_m=128, block_n=64, codes="e4m3", group=64

@@ -172,8 +172,9 @@ def _multiply(
         x_ring, gl.bfloat16, [STAGES * BLOCKS, ROWS, 64], gl.NVMMASharedLayout(128, 16)
     )
     total = gl.zeros([HEIGHT, ROWS], gl.float32, layout)
-    gl.assume(end > begin)  # else ptxas may wait for each product
-    for step in range(2 * (end - begin)):  # of 128 columns
+    steps = 2 * (end - begin)  # of 128 columns
+    gl.assume(steps > 0)  # else ptxas may wait for each product
+    for step in range(steps):
         slot = step % STAGES
         mbarrier.wait(words_full.index(slot), step // STAGES & 1)
         words = words_of.index(slot).load(operand)
