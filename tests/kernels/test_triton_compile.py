@@ -58,6 +58,7 @@ KERNELS = {
     "rows_int4_zeros": ["90"],
     "rows_int4_wide": ["90"],
     "rows_int4_rest": ["90"],
+    "rows_int4_parts": ["90"],
     "rows_int4_most": ["90"],
     "rows_nf4": ["90"],
     "rows_mxfp4_wide": ["90"],
@@ -142,7 +143,8 @@ def compiled() -> dict[str, Any]:
 # two sums; an address that each work item loads once; angles; so that two programs fit; sums that
 # are stored
 SPILL = {"pieces": 8, "hopper_fp8": 8, "ring_int4_heads_few": 8, "shared": 8, "ring_int4_wide": 16,
-         "rows_int4_wide": 16, "rows_mxfp4_wide": 192, "rows_int4_most": 384}  # fmt: skip
+         "rows_int4_wide": 16, "rows_mxfp4_wide": 192, "rows_int4_most": 384,
+         "rows_int4_parts": 384}  # fmt: skip
 SPILL |= {"decode_float32_fp8": 1024}  # which is there to be right, not fast
 
 
