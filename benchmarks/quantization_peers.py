@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--model", default="quire-tiny")
     parser.add_argument("--samples", type=int, default=16, help="windows for calibration")
     parser.add_argument("--seq-len", type=int, default=512)
-    parser.add_argument("--steps", type=int, default=40, help="of learned rounding")
+    parser.add_argument("--steps", type=int, default=200, help="of learned rounding")
     parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()

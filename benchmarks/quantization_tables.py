@@ -23,8 +23,8 @@ _CHOICES = (
     ("INT4, GPTQ", "GPTQ", "int4"),
     ("INT4, AWQ", "AWQ", "int4"),
     ("INT4, AWQ + GPTQ", "AWQ + GPTQ", "int4"),
-    ("INT4, learned rounding", "SignRound", "int4"),
-    ("INT4, AWQ + learned rounding", "AWQ + SignRound", "int4"),
+    ("INT4, learned rounding", "Learned rounding", "int4"),
+    ("INT4, AWQ + learned rounding", "AWQ + learned rounding", "int4"),
     ("NF4", "NF4", "nf4"),
     ("MXFP4", "MXFP4", "mxfp4"),
 )

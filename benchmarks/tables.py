@@ -323,10 +323,14 @@ def source(name: str, result: Result, up: str) -> str:
 
 
 def commands(results: Iterable[Result]) -> str:
-    """The commands that measured these results, one a line, in a block that readers open."""
+    """The commands that measured these results, one a line, in a block that readers open.
+
+    What a file says before one, such as the rows that it measured, is a comment above it.
+    """
     found = dict.fromkeys(run["command"] for result in results for run in _runs(result))
     lines = "\n".join(line for command in found for line in command.split("; "))
     text = re.sub(r"\bpython (?=\w+\.py)", "python benchmarks/", lines)
+    text = re.sub(r"(?m)^((?:(?!python ).)+): (?=python )", r"# \1:\n", text)
     return f"<details><summary>Commands</summary>\n\n```\n{text}\n```\n\n</details>"
 
 

@@ -18,6 +18,7 @@ sys.path.insert(0, str(SERVER_TESTS))
 
 from fake_engine import FakeEngine  # noqa: E402
 
+from quire.cli import chat as chat_module  # noqa: E402
 from quire.cli import main  # noqa: E402
 from quire.cli.chat import Chat, Speed, dim, read_words  # noqa: E402
 from quire.core.sampling_params import SamplingParams  # noqa: E402
@@ -132,6 +133,20 @@ def test_a_constraint_is_for_what_follows_the_reasoning() -> None:
         assert chat.run(iter(["hi"])) == 0
     constraint = engine.calls[-1]["sampling"].structured_outputs
     assert (constraint.kind, constraint.thought_mark) == ("grammar", "<think>")
+
+
+def test_a_budget_of_reasoning_has_the_templates_marks(capsys: pytest.CaptureFixture[str]) -> None:
+    args = chat_module.make_parser().parse(["m", "--thinking-token-budget", "-1"])
+    assert args.thinking_token_budget == -1
+    for template, refused in (("</think>", False), ("", True)):
+        engine = FakeEngine()
+        engine.tokenizer.chat_template_text = template
+        with asyncio.Runner() as runner:
+            chat = Chat(engine, SamplingParams(thinking_token_budget=5), runner.run)  # type: ignore[arg-type]
+            chat.run(iter(["hi"]))
+        problem = "use a model whose chat template shows it"
+        assert (problem in capsys.readouterr().err) == refused
+        assert refused or engine.calls[-1]["sampling"].reasoning_marks is not None
 
 
 def test_chat_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,8 @@ ENGINE = """
 SAMPLING = """
     --n --temperature --top-p --top-k --min-p --presence-penalty --frequency-penalty
     --repetition-penalty --stop --stop-token-ids --include-stop-str-in-output
-    --no-include-stop-str-in-output --max-tokens --min-tokens --ignore-eos --no-ignore-eos
+    --no-include-stop-str-in-output --max-tokens --min-tokens --thinking-token-budget --ignore-eos
+    --no-ignore-eos
     --bad-words --skip-special-tokens --no-skip-special-tokens
     --json-schema --regex --grammar --choice
 """

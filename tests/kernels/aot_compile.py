@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import machine_code
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
@@ -26,6 +27,8 @@ class Compiled:
     shared_memory: int  # bytes for each program
     barriers_left: int  # mbarriers that are not invalidated, see hopper_barriers.py
     serialized: bool  # whether ptxas waits for each warpgroup MMA before the next one
+    overwritten: list[str]  # instructions that write what one in flight may still read
+    misaligned: list[int]  # where TMA stores in shared memory beside multiples of 128 bytes
 
 
 def compile_kernel(
@@ -66,20 +69,24 @@ def compile_kernel(
     ptx = binary.asm["ptx"]
     left = ptx.count("mbarrier.init.") - ptx.count("mbarrier.inval.")
     spilled = usage["STACK"] + usage["LOCAL"]
-    serialized = "wgmma.mma_async" in ptx and _serializes(binary.asm["cubin"])
-    return Compiled(usage["REG"], spilled, binary.metadata.shared, left, serialized)
+    code = _shown(binary.asm["cubin"], "-sass") if "wgmma.mma_async" in ptx else ""
+    return Compiled(
+        usage["REG"], spilled, binary.metadata.shared, left, machine_code.serializes(code),
+        machine_code.overwritten(code), _misaligned(ptx),
+    )  # fmt: skip
+
+
+def _misaligned(ptx: str) -> list[int]:
+    """Offsets of TMA's boxes that are known in the text, which are those before a ring's loop."""
+    boxes = set(re.findall(r"cp\.async\.bulk\.tensor\S+ +\[(%r\d+)\],", ptx))
+    offsets = re.findall(r"add\.s32 \t(%r\d+), %r\d+, (\d+);", ptx)
+    return sorted({int(at) for register, at in offsets if register in boxes and int(at) % 128})
 
 
 def _resources(cubin: bytes) -> dict[str, int]:
     """The resources of a cubin's only function, by the names that cuobjdump uses."""
     found = re.findall(r"(\w+):(\d+)", _shown(cubin, "-res-usage"))
     return {name: int(value) for name, value in found}
-
-
-def _serializes(cubin: bytes) -> bool:
-    text = _shown(cubin, "-sass")
-    mmas = len(re.findall(r"\b[HQI]GMMA\.", text))
-    return mmas == text.count("WARPGROUP.DEPBAR.LE gsb0, 0x0")
 
 
 def _shown(cubin: bytes, what: str) -> str:

@@ -258,7 +258,7 @@ def rows_int4(
     *, zeros: bool = False, codebook: str | None = None, split: int = 4,
 ) -> Compiled:  # fmt: skip
     """The result of more than 64 rows in FP8 with weights in four bits."""
-    config = next(each for each in int4_rows_configs(384, 4096, 4096)
+    config = next(each for each in int4_rows_configs(block_m, 4096, 4096)
                   if (each.block_m, each.block_n) == (block_m, block_n))  # fmt: skip
     words, groups = gl.NVMMASharedLayout(128, 32, 3), f"{256 // group},{block_n}"
     columns, rest = tile_layout(1), config.rest
@@ -849,6 +849,7 @@ KERNELS = {
     "rows_bytes_alone": functools.partial(rows_bytes, group=0),
     "rows_fp8_alone": functools.partial(rows_bytes, codes="e4m3", group=0),
     "rows_bytes_zeros": functools.partial(rows_bytes, group=32, split=2, zeros=True),
+    "rows_bytes_small": functools.partial(rows_bytes, block_m=128, block_n=64, split=2, zeros=True),
     "rows_bytes_few": functools.partial(rows_bytes, block_m=128, group=64),
     "rows_bytes_fp8": functools.partial(
         rows_bytes, block_m=128, block_n=64, codes="e4m3", group=64
@@ -857,6 +858,7 @@ KERNELS = {
     "rows_int4_zeros": functools.partial(rows_int4, group=32, zeros=True),
     "rows_int4_wide": functools.partial(rows_int4, block_m=128, block_n=128, group=32, zeros=True),
     "rows_int4_rest": functools.partial(rows_int4, block_m=192, group=32, zeros=True),
+    "rows_int4_parts": functools.partial(rows_int4, block_m=320, group=32, zeros=True),
     "rows_int4_most": functools.partial(rows_int4, block_m=384, split=1),
     "rows_nf4": functools.partial(rows_int4, group=64, codebook="nf4"),
     "rows_mxfp4_wide": functools.partial(

@@ -412,7 +412,11 @@ def test_every_config_of_blocks_gives_the_result_on_a_hopper(spec: QuantSpec, ro
 
 @pytest.mark.gpu
 @HOPPER_ONLY
-@pytest.mark.parametrize("spec", [SPECS[0], SPECS[1], QuantSpec("fp8_block", 64)], ids=str)
+@pytest.mark.parametrize(
+    "spec",
+    [*SPECS[:2], QuantSpec("int8_group", 128, zeros=True), QuantSpec("fp8_block", 64)],
+    ids=str,
+)
 @pytest.mark.parametrize("rows", [65, 200, 600])
 def test_every_config_of_many_rows_gives_the_result_on_a_hopper(spec: QuantSpec, rows: int) -> None:
     n, k = 1008 if spec.zeros else 1016, 2048

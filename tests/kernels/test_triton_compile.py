@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import machine_code
 import pytest
 
 SHARED_MEMORY = {"80": 163, "89": 99, "90": 227, "100": 227}  # KiB a program may have
@@ -49,6 +50,7 @@ KERNELS = {
     "rows_bytes": ["90"],
     "rows_bytes_few": ["90"],
     "rows_bytes_zeros": ["90"],
+    "rows_bytes_small": ["90"],
     "blocks": ["90"],
     "blocks_split": ["90"],
     "blocks_int8": ["90"],
@@ -56,6 +58,7 @@ KERNELS = {
     "rows_int4_zeros": ["90"],
     "rows_int4_wide": ["90"],
     "rows_int4_rest": ["90"],
+    "rows_int4_parts": ["90"],
     "rows_int4_most": ["90"],
     "rows_nf4": ["90"],
     "rows_mxfp4_wide": ["90"],
@@ -140,7 +143,8 @@ def compiled() -> dict[str, Any]:
 # two sums; an address that each work item loads once; angles; so that two programs fit; sums that
 # are stored
 SPILL = {"pieces": 8, "hopper_fp8": 8, "ring_int4_heads_few": 8, "shared": 8, "ring_int4_wide": 16,
-         "rows_int4_wide": 16, "rows_mxfp4_wide": 192, "rows_int4_most": 384}  # fmt: skip
+         "rows_int4_wide": 16, "rows_mxfp4_wide": 192, "rows_int4_most": 384,
+         "rows_int4_parts": 384}  # fmt: skip
 SPILL |= {"decode_float32_fp8": 1024}  # which is there to be right, not fast
 
 
@@ -152,5 +156,24 @@ def test_kernels_compile_and_fit(kernel: str, compiled: dict[str, Any]) -> None:
         assert taken["spilled"] <= SPILL.get(kernel, 0)
         assert taken["barriers_left"] == 0
         assert not taken["serialized"]
+        assert not taken["overwritten"]
+        assert not taken["misaligned"]
         assert 0 < taken["registers"] <= 255
         assert taken["shared_memory"] <= SHARED_MEMORY[capability] * 1024
+
+
+LOOP = """
+        /*0100*/                   LDS.64 R6, [R4] ;
+        /*0110*/                   HGMMA.64x64x16.F32.BF16 R24, R88, gdesc[UR4], R24, gsb0 ;
+        /*0120*/                   WARPGROUP.DEPBAR.LE gsb0, 0x{left} ;
+        /*0130*/                   IMAD.MOV.U32 R92, RZ, RZ, R6 ;
+        /*0140*/              @!P1 LDS.64 R90, [R4] ;
+        /*0150*/               @P1 BRA 0x100 ;
+"""
+
+
+def test_numbers_that_an_mma_in_flight_reads_are_not_to_be_written() -> None:
+    assert machine_code.overwritten(LOOP.format(left=0)) == []
+    assert set(machine_code.overwritten(LOOP.format(left=1))) == {"LDS.64 R90, [R4]"}
+    assert machine_code.serializes(LOOP.format(left=0))
+    assert not machine_code.serializes(LOOP.format(left=1))

@@ -9,28 +9,36 @@ from quire.errors import ConfigError
 
 NAMES = "--served-model-name"
 FLAGS = (NAMES, "--api-key")
-_NAME_MODELS = ("--model", "--config")  # options that may name the model
 
 
 def with_joined_values(words: Sequence[str], flags: Mapping[str, argparse.Action]) -> list[str]:
     """A command line with all values of such an option as one word, with commas between.
 
-    flags: the command's own. The last word after a key is the model if nothing else names it.
-    Raises ConfigError for several names where nothing else does: vLLM reads the last one as a name,
-    and a person may mean it as the model.
+    flags: the command's own. The last word after keys is the model if nothing else names it. Raises
+    ConfigError where it may be either: vLLM reads it as a value, and a person may mean the model,
+    which must not become a key.
     """
     joined = list(words)
     for flag in FLAGS:
         before, values, after = _split(joined, flags, flag)
         if len(values) < 2:
             continue
-        if _has_model([*before, *after], flags):
+        others = [*before, *after]
+        has_file = any(word.partition("=")[0] == "--config" for word in others)
+        if _has_model(others, flags) or (has_file and flag == NAMES):
             joined = [*before, flag, ",".join(values), *after]
         elif flag == NAMES:
             raise ConfigError(
                 f"{flag} {' '.join(values)} leaves open whether {values[-1]!r} is a name or the "
                 f"model; write the model first: MODEL {flag} {values[0]}"
             )
+        elif has_file:
+            raise ConfigError(
+                f"{flag} with {len(values)} values leaves open whether the last is a key or the "
+                f"model; write keys with commas between, and a model before {flag}"
+            )
+        else:
+            joined = [*before, flag, ",".join(values[:-1]), values[-1], *after]
     return joined
 
 
@@ -46,11 +54,11 @@ def _split(
 
 
 def _has_model(words: Sequence[str], flags: Mapping[str, argparse.Action]) -> bool:
-    """Whether a word is neither an option nor the value of one, or an option names models."""
+    """Whether a word is neither an option nor the value of one, or `--model` names models."""
     is_value = False
     for word in words:
         flag, sign, _ = word.partition("=")
-        if flag in _NAME_MODELS or not (is_value or word.startswith("-")):
+        if flag == "--model" or not (is_value or word.startswith("-")):
             return True
         takes_value = flag in flags and flags[flag].nargs is None
         is_value = takes_value and not sign and not is_value

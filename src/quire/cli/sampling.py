@@ -31,6 +31,7 @@ HELP = {
     "include_stop_str_in_output": "keep the text that ended the answer",
     "max_tokens": "longest answer in tokens; -1: the rest of the context",
     "min_tokens": "shortest answer in tokens",
+    "thinking_token_budget": "tokens of reasoning after which its end is forced; -1: any number",
     "ignore_eos": "continue past the model's end token",
     "bad_words": "text that is never produced; may be given several times",
     "skip_special_tokens": "leave special tokens out of the text",
@@ -55,7 +56,7 @@ def add_sampling_options(
         if name in without:
             continue
         default = defaults[name]
-        shown = max_tokens if name == "max_tokens" else default
+        shown = max_tokens if name == "max_tokens" else -1 if default is None else default
         flag = "--" + name.replace("_", "-")
         if isinstance(default, bool):
             shown = "on" if default else "off"

@@ -331,6 +331,28 @@ def test_idle_models_stay_where_even_all_of_them_would_not_free_enough(
     assert asyncio.run(run()) == ["idle"]
 
 
+def test_a_model_in_use_is_not_drained_before_it_has_had_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was idle as others were chosen to make room, and is in use as it is asked."""
+    clock = 1e6
+    monkeypatch.setattr(fleet_model.time, "monotonic", lambda: clock)
+
+    async def run() -> list[list[str]]:
+        nonlocal clock
+        parent, stopped = InConstantUse(), []
+        fleet = await fleet_of(parent, "a", "b", limit=300 * MIB)  # for one
+        assert not await parent.request("a")
+        for _ in range(2):
+            a, b = fleet._models.values()
+            await fleet._unload_enough(b, [a], grace=60.0)
+            stopped.append(list(parent.stopped))
+            clock += 40.0
+        return stopped
+
+    assert asyncio.run(run()) == [[], ["a"]]
+
+
 @pytest.mark.parametrize("longest", [-1.0, 0.0])
 def test_models_that_are_used_alternately_are_not_swapped_at_each_request(
     longest: float, monkeypatch: pytest.MonkeyPatch

@@ -275,8 +275,9 @@ class ModelFleet:
     ) -> None:
         """Unload as many others, in this order, as free enough for a model; if all do not, none.
 
-        Those that are changing, or are in use after grace seconds, stay. Without grace the last one
-        is asked first: the most recently used, which may refuse before another makes room in vain.
+        Those that are changing stay, and those in use: after grace seconds if they have had their
+        turn, else at once. Without grace the last one is asked first: the most recently used, which
+        may refuse before another makes room in vain.
         """
         limit = self._settings.memory_bytes
         assert limit is not None, "without one, each model fits"
@@ -290,7 +291,7 @@ class ModelFleet:
             other = left.pop(0 if grace else count - 1)
             if other.can_unload:  # and not changing meanwhile
                 async with other.changing:
-                    await self._unload(other, grace)
+                    await self._unload(other, grace if other.has_had_turn else 0.0)
 
     def _fits_now(self, model: FleetModel) -> bool:
         """Whether it fits as it is, and still beside the one that memory is being freed for."""

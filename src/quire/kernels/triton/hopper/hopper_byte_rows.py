@@ -29,7 +29,7 @@ from quire.kernels.triton.hopper.hopper_byte_codes import dequantize
 from quire.kernels.triton.hopper.hopper_fp8_gemm import reduce_parts, store_rows
 from quire.kernels.triton.hopper.hopper_gemm import tile_layout
 from quire.kernels.triton.hopper.hopper_gemm_ring import ring_of, sums_layout
-from quire.kernels.triton.hopper.hopper_int4_ring import word_boxes
+from quire.kernels.triton.hopper.hopper_int4_ring import group_boxes, word_boxes
 from quire.kernels.triton.launch.gluon_compat import barrier, fetch_box, seen_as
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 
@@ -44,13 +44,14 @@ def multiply_byte_rows(
     m, n, block_m, block_n = len(x), len(weight.words), config.block_m, config.block_n
     tiles = triton.cdiv(n, block_n) * triton.cdiv(m, block_m)
     sums = tiles * config.split * block_n * block_m
+    assert config.split <= triton.cdiv(weight.inputs, 256)  # the kernel takes a step for granted
     assert config.split == 1 or (tiles <= NUM_COUNTERS and sums <= NUM_PARTIALS)
     space = workspace(x.device)
     out = torch.empty(m, n, dtype=torch.bfloat16, device=x.device)
     hopper_byte_rows_kernel[(tiles * config.split,)](
         _column_boxes(x, block_m, config.columns), word_boxes(weight.words, 1, block_n),
-        _group_boxes(weight.scale, weight.group, block_n),
-        _group_boxes(weight.zeros, weight.group, block_n),
+        group_boxes(weight.scale, 128 // weight.group, block_n),
+        group_boxes(weight.zeros, 128 // weight.group, block_n),
         TensorDescriptor.from_tensor(out, [block_m, block_n], tile_layout(2)),
         weight.row_scale, bias, space.partials, space.counters, m, n, weight.inputs,
         STAGES=config.stages, SPLIT=config.split, CODES=weight.codes, num_warps=config.warps,
@@ -64,14 +65,6 @@ def _column_boxes(x: Tensor, block_m: int, columns: int) -> TensorDescriptor:
     (m, k), layout = x.shape, gl.NVMMASharedLayout(128, 16, 3)
     box = [columns // 64, block_m, 64]
     return TensorDescriptor(x, [k // 64, m, 64], [64, x.stride(0), 1], box, layout)
-
-
-def _group_boxes(values: Tensor | None, group: int, block_n: int) -> TensorDescriptor | None:
-    """Boxes of 128 columns' scales or zeros [128 / group, block_n], if there are such."""
-    if values is None:
-        return None
-    layout = gl.NVMMASharedLayout(0, 8 * values.itemsize, 2)
-    return TensorDescriptor.from_tensor(values, [128 // group, block_n], layout)
 
 
 @gluon.jit(do_not_specialize=["M"])
@@ -96,8 +89,8 @@ def hopper_byte_rows_kernel(
     scales, zeros = None, None
     if scale_desc is not None:
         scales = ring_of(scale_desc, STAGES)
-    if zero_desc is not None:
-        zeros = ring_of(zero_desc, STAGES)
+    if zero_desc is not None:  # TMA stores to multiples of 128 bytes; these may have 64
+        zeros = ring_of(zero_desc, STAGES * gl.cdiv(128, zero_desc.block_type.nbytes))
     full = barriers(STAGES, 1)
     SEPARATE: gl.constexpr = x_desc.block_type.shape[0] == 1  # smaller blocks of x than of W
     words_full = full  # one wait for both is quicker
@@ -145,6 +138,7 @@ def _ask_words(descs, w_ring, x_bytes: gl.constexpr, row, begin, end, step):
         fetch_box(scale_desc, [chunk * GROUPS, row], bar, scales.index(slot), there)
     if zero_desc is not None:
         ZEROS: gl.constexpr = zero_desc.block_type.shape[0]
+        slot *= zeros.shape[0] // full.shape[0]
         fetch_box(zero_desc, [chunk * ZEROS, row], bar, zeros.index(slot), there)
 
 
@@ -178,14 +172,16 @@ def _multiply(
         x_ring, gl.bfloat16, [STAGES * BLOCKS, ROWS, 64], gl.NVMMASharedLayout(128, 16)
     )
     total = gl.zeros([HEIGHT, ROWS], gl.float32, layout)
-    gl.assume(end > begin)  # else ptxas may wait for each product
-    for step in range(2 * (end - begin)):  # of 128 columns
+    steps = 2 * (end - begin)  # of 128 columns
+    gl.assume(steps > 0)  # else ptxas may wait for each product
+    for step in range(steps):
         slot = step % STAGES
         mbarrier.wait(words_full.index(slot), step // STAGES & 1)
         words = words_of.index(slot).load(operand)
         zero, scale = ((None, None),) * 2, ((None, None),) * 2
         if zeros is not None:  # read now, as from the next loads on each read would wait
-            zero = _of_groups(zeros, slot, operand, 0), _of_groups(zeros, slot, operand, 1)
+            at_zeros = slot * (zeros.shape[0] // STAGES)
+            zero = _of_groups(zeros, at_zeros, operand, 0), _of_groups(zeros, at_zeros, operand, 1)
         if scales is not None:
             scale = _of_groups(scales, slot, operand, 0), _of_groups(scales, slot, operand, 1)
         for half in gl.static_range(2):

@@ -33,6 +33,14 @@ def word_boxes(words: Tensor, parts: int, block_n: int) -> TensorDescriptor:
     )
 
 
+def group_boxes(values: Tensor | None, groups: int, block_n: int) -> TensorDescriptor | None:
+    """Boxes [groups, block_n] of scales or zeros [K / group, N], if there are such."""
+    if values is None:
+        return None
+    layout = gl.NVMMASharedLayout(0, 8 * values.itemsize, 2)
+    return TensorDescriptor.from_tensor(values, [groups, block_n], layout)
+
+
 def head_boxes(words: Tensor, parts: int, block_n: int, head_dim: int) -> TensorDescriptor:
     """Boxes [1, parts, 2, block_n / 2, 32] of the same words: of both halves of a head."""
     (n, width), half = words.shape, head_dim // 2

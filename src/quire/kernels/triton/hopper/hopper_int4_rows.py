@@ -4,8 +4,8 @@ Floor: twice the tensor cores' 16-bit rate; the bytes that pass through shared m
 are written and read again beside x, take some 30 % longer. A warpgroup unpacks codes to e4m3 into a
 ring in shared memory, others multiply 64 outputs each by the columns of x beside them: unpacking
 costs no time unless it takes longer than multiplying. Each program does several work items (tiles,
-or parts of their k), so that it unpacks for the next one while one is stored. Tiles of 192 rows are
-multiplied as 128 and 64, since sizes are powers of two.
+or parts of their k), so that it unpacks for the next one while one is stored. Tiles of 192, 320
+and 384 rows are multiplied in two parts, since sizes are powers of two.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper.hopper_gemm import tile_layout, tiles_of, whole_boxes
 from quire.kernels.triton.hopper.hopper_gemm_ring import ring_of
 from quire.kernels.triton.hopper.hopper_int4_multiply import CHUNK, multiply_items
-from quire.kernels.triton.hopper.hopper_int4_ring import word_boxes
+from quire.kernels.triton.hopper.hopper_int4_ring import group_boxes, word_boxes
 from quire.kernels.triton.hopper.hopper_int4_unpack import WORD_STAGES, unpack_items
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 
@@ -47,20 +47,15 @@ def multiply_rows_int4(
     out = torch.empty(m, n, dtype=torch.bfloat16, device=codes.device)
     hopper_int4_rows_kernel[(min(tiles * config.split, space.num_sms),)](
         tiles_of(codes, block_m - rest), tiles_of(codes, rest) if rest else None,
-        word_boxes(weight.words, 1, block_n), _group_boxes(weight.scale, weight.group, block_n),
-        None if weight.zeros is None else _group_boxes(weight.zeros, weight.group, block_n),
+        word_boxes(weight.words, 1, block_n),
+        group_boxes(weight.scale, 256 // weight.group, block_n),
+        group_boxes(weight.zeros, 256 // weight.group, block_n),
         TensorDescriptor.from_tensor(out, [CHUNK.value, block_n], tile_layout(2)),
         x.scale, weight.row_scale, bias, space.partials, space.counters, m, n, weight.inputs,
         STAGES=config.stages, SPLIT=config.split, CODEBOOK=codebook, num_warps=config.warps,
         launch_pdl=True,
     )  # fmt: skip
     return out
-
-
-def _group_boxes(values: Tensor, group: int, block_n: int) -> TensorDescriptor:
-    """Boxes of a step's scales or zeros [256 / group, block_n]."""
-    layout = gl.NVMMASharedLayout(0, 8 * values.itemsize, 2)
-    return TensorDescriptor.from_tensor(values, [256 // group, block_n], layout)
 
 
 @gluon.jit(do_not_specialize=["M"])
