@@ -233,6 +233,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "faults_two_cores": faults,
     "quantization_quality": quantization_quality,
     "quantization_methods": quantization_methods,
+    "quantization_methods_cpu": quantization_methods,
     "quantization_trained": quantization_methods,
     "quantization_choice": quantization_choice,
     "quantization_parts": quantization_parts,
