@@ -61,7 +61,11 @@ def test_biases_of_zeros_that_the_model_lacks_are_passed_over(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("gptq", configure(bits=8), r"its shape is"),
+        (
+            "gptq",
+            configure(bits=8),
+            r"its shape is .*\(bits=8, group_size=\d+, sym=True, desc_act=F",
+        ),
         ("gptq", configure(bits=3), r"bits is 3; take a checkpoint of 4 or 8 bits"),
         (
             "gptq",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import SCALE_DTYPES, StoredTensor
@@ -30,6 +30,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of outputs in a word, lowest bits first
 class AwqLinear(IntegerLinear):
     """A weight in AWQ's GEMM packing. group: inputs that share a scale; -1 for all."""
 
+    config_names: ClassVar[Mapping[str, str]] = {"group": "group_size"}
     group: int
 
     def problem(self, n: int, k: int) -> str | None:

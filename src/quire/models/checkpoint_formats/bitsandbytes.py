@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from quire.kernels.operands import QuantSpec
 from quire.model_folder import parse_json
@@ -41,6 +41,9 @@ _UNIT = 7.874015718698502e-3  # 1 / 127, as bitsandbytes writes it
 class FourBitLinear(StoredLinear):
     """Codes of four bits. kind: "nf4" or "fp4". is_nested: scales have eight bits."""
 
+    config_names: ClassVar[Mapping[str, str]] = {
+        "kind": "bnb_4bit_quant_type", "is_nested": "bnb_4bit_use_double_quant",
+    }  # fmt: skip
     kind: str
     is_nested: bool
 

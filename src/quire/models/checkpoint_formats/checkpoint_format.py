@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from quire.kernels.operands import QuantSpec
 
@@ -53,8 +53,12 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class StoredLinear(ABC):
-    """Storage of the weight [n, k] of one module. source: where the config file says so."""
+    """Storage of the weight [n, k] of one module. source: where the config file says so.
 
+    config_names: of fields that the config file calls otherwise; "" for those that it has not.
+    """
+
+    config_names: ClassVar[Mapping[str, str]] = {}
     source: str
 
     def problem(self, n: int, k: int) -> str | None:  # noqa: ARG002
@@ -87,8 +91,9 @@ class StoredLinear(ABC):
     @property
     def settings(self) -> str:
         """The config file's entry on quantization, for messages."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return ", ".join(f"{name}={value!r}" for name, value in own.items() if name != "source")
+        own = [field.name for field in fields(self) if field.name != "source"]
+        named = ((self.config_names.get(name, name), getattr(self, name)) for name in own)
+        return ", ".join(f"{name}={value!r}" for name, value in named if name)
 
 
 class CheckpointFormat(ABC):

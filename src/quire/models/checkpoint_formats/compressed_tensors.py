@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import (
@@ -48,6 +48,9 @@ class PackedLinear(IntegerLinear):
     rounds: whether activations are in eight bits, too.
     """
 
+    config_names: ClassVar[Mapping[str, str]] = {
+        "bits": "num_bits", "group": "group_size", "is_symmetric": "symmetric", "rounds": "",
+    }  # fmt: skip
     bits: int
     group: int
     is_symmetric: bool

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import SCALE_DTYPES, StoredTensor
@@ -39,6 +39,9 @@ class GptqLinear(IntegerLinear):
     order of activations (desc_act). stores_less: zero points are stored less 1 (version 1).
     """
 
+    config_names: ClassVar[Mapping[str, str]] = {
+        "group": "group_size", "is_symmetric": "sym", "is_ordered": "desc_act", "stores_less": "",
+    }  # fmt: skip
     bits: int
     group: int
     is_symmetric: bool
