@@ -90,7 +90,7 @@ def hopper_byte_rows_kernel(
     if scale_desc is not None:
         scales = ring_of(scale_desc, STAGES)
     if zero_desc is not None:  # TMA stores to multiples of 128 bytes; these may have 64
-        zeros = ring_of(zero_desc, STAGES * gl.cdiv(128, zero_desc.block_type.nbytes))
+        zeros = ring_of(zero_desc, STAGES * (127 // zero_desc.block_type.nbytes + 1))
     full = barriers(STAGES, 1)
     SEPARATE: gl.constexpr = x_desc.block_type.shape[0] == 1  # smaller blocks of x than of W
     words_full = full  # one wait for both is quicker
