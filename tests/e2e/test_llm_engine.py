@@ -117,6 +117,33 @@ def test_aborted_and_refused_requests_leave_others(engine: LLMEngine, texts: lis
     assert engine.stats.num_running == 0
 
 
+# ends with an error, as every token that may come is banned until min_tokens are there
+NO_TOKEN = SamplingParams(
+    allowed_token_ids=[5, 6], stop_token_ids=[5, 6], min_tokens=3, max_tokens=9
+)
+
+
+def test_no_item_follows_an_abort_or_an_error(engine: LLMEngine) -> None:
+    """Items of a step that raised another request's error come later, but not of ended ones."""
+    for end in ("abort", "sleep"):
+        for request_id in ("goes on", "fails", "fails too"):
+            fails = request_id.startswith("fails")
+            engine.add_request(request_id, PROMPTS[0], NO_TOKEN if fails else PARAMS)
+        with pytest.raises(InvalidRequestError, match="left no token to draw"):
+            while True:
+                engine.step()
+        assert engine.has_unfinished_requests()
+        if end == "abort":
+            engine.abort_request(["goes on", "fails too", "unknown"])
+        else:
+            engine.sleep()
+        assert not engine.has_unfinished_requests()
+        engine.wake_up()
+        engine.add_request("goes on", PROMPTS[1], PARAMS)
+        (items,) = run(engine).values()
+        assert {item.prompt for item in items} == {PROMPTS[1]}
+
+
 def test_an_id_may_be_used_again_at_once(engine: LLMEngine, texts: list[str]) -> None:
     """After an abort, and after a stop string, which ends an answer before the engine does."""
     stopping = SamplingParams(temperature=0, max_tokens=12, stop=[texts[0][2:4]])

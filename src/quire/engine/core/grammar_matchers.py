@@ -88,7 +88,7 @@ class GrammarMatchers(Mapping[str, AnyMatcher]):
         """
         found = [
             request_id
-            for request_id in request_ids
+            for request_id in dict.fromkeys(request_ids)
             if (pending := self._pending.get(request_id)) is not None
             and (include_started or pending[0].num_output_tokens == 0)
         ]

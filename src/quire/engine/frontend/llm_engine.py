@@ -38,7 +38,7 @@ class LLMEngine(ModelOwner, OfflineEngine):
         # the caller's id by the engine's, which is never used again: its abort may be under way
         self._names: dict[str, str] = {}
         self._items: list[RequestOutput] = []  # of steps, not returned yet
-        self._failures: list[QuireError] = []
+        self._failures: list[tuple[str, QuireError]] = []  # of requests by id, not raised yet
 
     @classmethod
     def from_engine_args(cls, engine_args: Any, **_: Any) -> Self:
@@ -92,7 +92,7 @@ class LLMEngine(ModelOwner, OfflineEngine):
             if not engine.is_whole:
                 self._drop_all()
         if self._failures:
-            raise self._failures.pop(0)
+            raise self._failures.pop(0)[1]
         items, self._items = self._items, []
         return items
 
@@ -105,18 +105,20 @@ class LLMEngine(ModelOwner, OfflineEngine):
         return len(self._requests)
 
     def abort_request(self, request_ids: str | Sequence[str], **options: Any) -> None:
-        """End requests without further items; ids of none that runs are ignored.
+        """End requests without further items or errors; unknown ids are ignored.
 
         options: of vLLM's method, as in all methods.
         """
         refuse_unknown(options)
-        ids = [request_ids] if isinstance(request_ids, str) else request_ids
+        ids = [request_ids] if isinstance(request_ids, str) else [*request_ids]
         with DeferredInterrupt():
             for request_id in ids:
                 if request_id in self._requests:
                     prepared, _ = self._requests.pop(request_id)
                     del self._names[prepared.request_id]
                     self._awake().abort(prepared.request_id, self._outputs)
+            self._drop_kept(ids)
+            self._failures = [each for each in self._failures if each[0] not in ids]
 
     def get_tokenizer(self, **options: Any) -> TransformersTokenizer:
         """The tokenizer with the methods that `transformers` gives its own."""
@@ -135,13 +137,21 @@ class LLMEngine(ModelOwner, OfflineEngine):
         requests = [prepared for prepared, _ in self._requests.values()]
         self._requests.clear()
         self._names.clear()
+        self._items.clear()
+        self._failures.clear()
         self._awake().drop(requests, self._outputs)
         self._outputs = OutputProcessor(self.tokenizer, RequestMetrics())
 
+    def _drop_kept(self, request_ids: Sequence[str]) -> None:
+        """Drop items that steps which raised another request's error have kept."""
+        self._items = [item for item in self._items if item.request_id not in request_ids]
+
     def _take(self, step: Processed) -> None:
         for engine_id, failure in step.failures.items():
-            self._requests.pop(self._names.pop(engine_id))
-            self._failures.append(failure)
+            request_id = self._names.pop(engine_id)
+            del self._requests[request_id]
+            self._drop_kept([request_id])
+            self._failures.append((request_id, failure))
         for engine_id, part in step.outputs.items():
             part.request_id = self._names[engine_id]
             _, items = self._requests[part.request_id]
