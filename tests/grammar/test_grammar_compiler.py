@@ -349,14 +349,18 @@ def test_a_matcher_may_start_in_the_middle(
 ) -> None:
     constraint = StructuredOutputs(regex="[a-f]{3}-[0-9]{3}")
     text = byte_tokenizer.encode("abc-123")
-    stepwise = byte_compiler.matcher(constraint)
+    stepwise, one_by_one = (byte_compiler.matcher(constraint) for _ in range(2))
     for end in range(len(text) + 1):
         at_once = byte_compiler.matcher(constraint)
         at_once.advance_to(text[:end])
         stepwise.advance_to(text[:end])
-        assert allowed_ids(at_once) == allowed_ids(stepwise)
+        one_by_one.advance_to(text[:end])  # has accepted all of them
+        assert allowed_ids(at_once) == allowed_ids(stepwise) == allowed_ids(one_by_one)
         assert allowed_ids(at_once.copy()) == allowed_ids(stepwise)
+        if end < len(text):
+            one_by_one.accept(text[end])
     assert at_once.is_terminated
+    assert one_by_one.is_terminated
 
 
 def test_a_token_that_does_not_fit_ends_it(

@@ -34,6 +34,8 @@ class AnyGrammar:
     def advance_to(self, answer: Sequence[int]) -> None:
         """Has no state."""
 
+    accept = advance_to
+
     def token_bitmask(self) -> bytes:
         return bytes([255] * 13)
 

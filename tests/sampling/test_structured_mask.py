@@ -30,6 +30,9 @@ class WordMatcher:
         assert list(answer[: len(self.answer)]) == self.answer
         self.answer = [int(token_id) for token_id in answer]
 
+    def accept(self, token_id: int) -> None:
+        self.answer.append(token_id)
+
     def token_bitmask(self) -> bytes:
         size = len(self.answer)
         flags = np.zeros(VOCAB - 4, np.uint8)  # the tokenizer knows fewer tokens than the model

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+    from quire.array_types import Tokens
+
 _TERMINATED = ("NoExtension", "NoExtensionBias", "EndOfSentence")
 
 
@@ -29,12 +31,17 @@ class Matcher:
         copied._num_accepted = self._num_accepted
         return copied
 
-    def advance_to(self, output_token_ids: Sequence[int]) -> None:
+    def advance_to(self, output_token_ids: Sequence[int] | Tokens) -> None:
         """Accept those of the output tokens [N] that it has not accepted yet."""
         rest = [int(token_id) for token_id in output_token_ids[self._num_accepted :]]
         self._num_accepted += len(rest)
         if rest:
             self._state.consume_tokens(rest)
+
+    def accept(self, token_id: int) -> None:
+        """Accept the next output token."""
+        self._num_accepted += 1
+        self._state.consume_token(token_id)
 
     def token_bitmask(self) -> bytes:
         """The tokens that may come next: one bit per token id, lowest first, N / 8 bytes.
@@ -82,7 +89,7 @@ class ThoughtMatcher:
         copied._decide()
         return copied
 
-    def advance_to(self, output_token_ids: Sequence[int]) -> None:
+    def advance_to(self, output_token_ids: Sequence[int] | Tokens) -> None:
         """Accept those of the output tokens [N] that it has not accepted yet."""
         if self._certain is not None:
             self._certain.advance_to(output_token_ids)
@@ -90,6 +97,13 @@ class ThoughtMatcher:
         for matcher in self._both:
             matcher.advance_to(output_token_ids)
         self._decide()
+
+    def accept(self, token_id: int) -> None:
+        """Accept the next output token."""
+        for matcher in self._both if self._certain is None else (self._certain,):
+            matcher.accept(token_id)
+        if self._certain is None:
+            self._decide()
 
     def token_bitmask(self) -> bytes:
         """The tokens that may come next: see `Matcher.token_bitmask`."""

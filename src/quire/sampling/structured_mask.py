@@ -6,7 +6,7 @@ by a matcher (quire.grammar).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -17,8 +17,11 @@ from quire.array_types import Flags, Ints, Tokens
 class Matcher(Protocol):
     """Interface of a grammar matcher: an answer's position in its grammar."""
 
-    def advance_to(self, output_token_ids: Sequence[int]) -> None:
+    def advance_to(self, output_token_ids: Tokens) -> None:
         """Accept those of the output tokens [N] that it has not accepted yet."""
+
+    def accept(self, token_id: int) -> None:
+        """Accept the next output token."""
 
     def token_bitmask(self) -> bytes:
         """The tokens that may come next, one bit per token id, lowest first."""
@@ -44,12 +47,10 @@ class GrammarConstraint:
         self._matcher = matcher
         self._stops = stop_token_ids
         self._banned_ids = banned_ids
-        self._output: list[int] = []  # after which a token is to be drawn
 
     def banned(self, output: Tokens, size: int) -> Flags:
         """Flags [size] of the tokens that may not follow the output tokens [N]."""
-        self._output = output.tolist()
-        self._matcher.advance_to(self._output)
+        self._matcher.advance_to(output)
         allowed = np.frombuffer(self._matcher.token_bitmask(), np.uint8)
         bits = np.unpackbits(allowed, bitorder="little")[:size]
         banned = np.ones(size, np.bool_)  # ids without a token as well
@@ -61,7 +62,7 @@ class GrammarConstraint:
 
     def accept_token(self, token_id: int) -> bool:
         """Accept the token that was drawn after `banned`; returns whether none can follow."""
-        self._matcher.advance_to([*self._output, token_id])
+        self._matcher.accept(token_id)
         return self._matcher.is_terminated
 
 
