@@ -130,8 +130,7 @@ def test_no_item_follows_an_abort_or_an_error(engine: LLMEngine) -> None:
             fails = request_id.startswith("fails")
             engine.add_request(request_id, PROMPTS[0], NO_TOKEN if fails else PARAMS)
         with pytest.raises(InvalidRequestError, match="left no token to draw"):
-            while True:
-                engine.step()
+            run(engine)
         assert engine.has_unfinished_requests()
         if end == "abort":
             engine.abort_request(["goes on", "fails too", "unknown"])
