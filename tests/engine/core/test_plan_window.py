@@ -57,7 +57,7 @@ class Launched:
     def __init__(self, device: Device, plan: SchedulerOutput, end: float) -> None:
         self._device, self._plan, self._end = device, plan, end
 
-    def result(self) -> ModelRunnerOutput:
+    def __call__(self) -> ModelRunnerOutput:
         self._device.now = max(self._device.now, self._end)
         results = [SampleResult(token_id=7 if e.samples else None) for e in self._plan.scheduled]
         return ModelRunnerOutput(results=results)

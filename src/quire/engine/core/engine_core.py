@@ -218,7 +218,7 @@ class EngineCore:
     def _finish_step(self, plan: SchedulerOutput, outcome: Outcome) -> list[RequestDelta]:
         before = self._scheduler.num_generation_tokens
         try:
-            output = outcome.result()
+            output = outcome()
         except Exception as failure:  # a failed step ends its requests, not the engine
             if is_device_lost(failure):
                 raise  # the requests can continue in another process, but not in this one

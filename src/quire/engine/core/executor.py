@@ -5,7 +5,7 @@ One process per model so far; an executor for several ranks would send the same 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -41,11 +41,8 @@ class LaunchingRunner(Protocol[Step]):
         """Wait for the device, and drop all steps and requests, whatever a step has left."""
 
 
-class Outcome(Protocol):
-    """The future result of a step that was started."""
-
-    def result(self) -> ModelRunnerOutput:
-        """Wait for the step and return its result. Raises the step's error."""
+Outcome = Callable[[], ModelRunnerOutput]
+"""Waits for a step that was started, and returns its result or raises its error."""
 
 
 class Executor(Protocol):
@@ -68,35 +65,14 @@ class Executor(Protocol):
         """Drop all steps and requests, as after `warm_up`: plans have to add them again."""
 
 
-class Done(msgspec.Struct, frozen=True):
-    """The outcome of a step that has ended."""
-
-    output: ModelRunnerOutput
-
-    def result(self) -> ModelRunnerOutput:
-        """Return the step's result at once."""
-        return self.output
-
-
 class Failed(msgspec.Struct, frozen=True):
-    """The outcome of a step that raised an error."""
+    """The outcome of a step that could not be started, or did not run to its end."""
 
     failure: Exception
 
-    def result(self) -> ModelRunnerOutput:
+    def __call__(self) -> ModelRunnerOutput:
         """Raise the error of the step."""
         raise self.failure
-
-
-class Launched(msgspec.Struct, Generic[Step], frozen=True):
-    """The outcome of a step that runs on a device."""
-
-    runner: LaunchingRunner[Step]
-    step: Step
-
-    def result(self) -> ModelRunnerOutput:
-        """Wait for the device; returns the step's result."""
-        return self.runner.collect(self.step)
 
 
 class UniprocExecutor:
@@ -114,9 +90,10 @@ class UniprocExecutor:
     def execute(self, plan: SchedulerOutput) -> Outcome:
         """Run the step; returns its result or its error as an outcome."""
         try:
-            return Done(self._runner.run(plan))
+            output = self._runner.run(plan)
         except Exception as failure:  # any error of a step; the engine must outlive it
             return Failed(failure)
+        return lambda: output
 
     def reset(self) -> None:
         """Drop all requests."""
@@ -139,9 +116,10 @@ class OverlappedExecutor(Generic[Step]):
     def execute(self, plan: SchedulerOutput) -> Outcome:
         """Launch the step; an error, at once or later, is raised by the outcome."""
         try:
-            return Launched(self._runner, self._runner.launch(plan))
+            step = self._runner.launch(plan)
         except Exception as failure:  # as above
             return Failed(failure)
+        return lambda: self._runner.collect(step)
 
     def reset(self) -> None:
         """Wait for the device, and drop all steps and requests."""

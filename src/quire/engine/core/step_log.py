@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Collection
 
-import msgspec
+from msgspec.structs import replace
 
 from quire.core.histogram import STEP_SECONDS_BOUNDS, STEP_TOKEN_BOUNDS, Histogram
 from quire.core.messages import EngineStats, RequestDelta, RequestTiming, StepSummary
@@ -18,25 +18,11 @@ from quire.core.scheduler_output import SchedulerOutput
 NUM_RECENT_STEPS = 256  # stored for live views
 
 
-class _Times(msgspec.Struct):
-    """Monotonic seconds of one unfinished request; None until it happened."""
-
-    queued: float
-    started: float | None = None
-    first_token: float | None = None
-    num_preemptions: int = 0
-
-    def timing(self, last_token: float | None) -> RequestTiming:
-        """These times as a message."""
-        times = (self.queued, self.started, self.first_token, last_token)
-        return RequestTiming(*times, self.num_preemptions)
-
-
 class StepLog:
     """Step histograms, the most recent steps, and the times of unfinished requests."""
 
     def __init__(self) -> None:
-        self._times: dict[str, _Times] = {}
+        self._times: dict[str, RequestTiming] = {}
         # prompt tokens of the requests that have no output token yet
         self._without_token: dict[str, int] = {}
         self._recent: deque[StepSummary] = deque(maxlen=NUM_RECENT_STEPS)
@@ -57,7 +43,7 @@ class StepLog:
 
     def record_arrival(self, request_id: str, num_prompt_tokens: int) -> None:
         """Record that a request has reached the engine."""
-        self._times[request_id] = _Times(time.monotonic())
+        self._times[request_id] = RequestTiming(time.monotonic())
         self._without_token[request_id] = num_prompt_tokens
 
     def record_start(self, plan: SchedulerOutput, begin: float) -> None:
@@ -68,9 +54,10 @@ class StepLog:
             if times is None:
                 continue
             if times.started is None:
-                times.started = begin
+                times = replace(times, started=begin)
             else:  # it returns from a preemption
-                times.num_preemptions += 1
+                times = replace(times, num_preemptions=times.num_preemptions + 1)
+            self._times[new.request_id] = times
 
     def end(self) -> float:
         """Record that the oldest step in flight has ended or failed; returns its seconds.
@@ -111,25 +98,20 @@ class StepLog:
                 num_prompts += self._without_token.pop(delta.request_id, 0)
             elif delta.token_ids and delta.request_id in self._without_token:
                 num_prompts += self._without_token.pop(delta.request_id)
-                times = self._times[delta.request_id]
-                times.first_token = now
-                delta.timing = times.timing(now)
+                times = replace(self._times[delta.request_id], first_token=now, last_token=now)
+                self._times[delta.request_id] = delta.timing = times
         return num_prompts
 
     def add_timings(self, deltas: list[RequestDelta]) -> bool:
         """Set `timing` in the last delta of each request that ends; returns whether one does."""
-        has_ended = False
-        for delta in deltas:
-            times = None
-            if delta.finish_reason is not None:
-                has_ended = True
-                times = self._times.pop(delta.request_id, None)
-                self._without_token.pop(delta.request_id, None)
-            if times is None:
-                continue
-            last = None if times.first_token is None else time.monotonic()
-            delta.timing = times.timing(last)
-        return has_ended
+        ended = [delta for delta in deltas if delta.finish_reason is not None]
+        for delta in ended:
+            self._without_token.pop(delta.request_id, None)
+            times = self._times.pop(delta.request_id, None)
+            if times is not None and times.first_token is not None:
+                times = replace(times, last_token=time.monotonic())
+            delta.timing = times or delta.timing
+        return bool(ended)
 
     def add_step_stats(self, stats: EngineStats) -> EngineStats:
         """Add the time and the step histograms to the scheduler's statistics."""
