@@ -18,7 +18,7 @@ PROGRAM = """
 from pathlib import Path
 from quire.config import EngineConfig
 from quire.engine.startup.torch_import import dedicated_start
-from quire.engine.startup.library_pages import give_back_code
+from quire.engine.startup.torch_import import give_back_code
 config = EngineConfig.from_options(device="cpu", num_blocks=8, prepared_weights="none")
 with dedicated_start(config):
     from quire.engine.startup.start_engine import start_engine

@@ -17,7 +17,7 @@ from quire.core.request_limits import RequestLimits
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.processes import (
     engine_supervisor,
-    restarts,
+    liveness,
     server_supervisor,
     worker_supervisor,
 )
@@ -34,7 +34,7 @@ from quire.engine.processes.control_channel import (
     WorkerReady,
 )
 from quire.engine.processes.engine_supervisor import EngineSupervisor
-from quire.engine.processes.restarts import MAX_DEATHS
+from quire.engine.processes.liveness import MAX_DEATHS
 from quire.engine.processes.server_supervisor import ServerSupervisor, ServerSupervisorSettings
 from quire.engine.processes.status_page import StatusPage
 from quire.engine.processes.worker_supervisor import WorkerSupervisor
@@ -113,8 +113,8 @@ def test_an_engine_that_is_of_no_use_is_given_up(
         await supervisor.run()
 
     monkeypatch.setattr(engine_supervisor.Child, "spawn", spawn)
-    monkeypatch.setattr(restarts, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
-    monkeypatch.setattr(restarts, "STEADY_SECONDS", STEADY)
+    monkeypatch.setattr(liveness, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
+    monkeypatch.setattr(liveness, "STEADY_SECONDS", STEADY)
     with pytest.raises(EngineError, match="5 times in a row"):
         asyncio.run(keep())
     assert len(spawned) == count
@@ -181,7 +181,7 @@ def test_an_engine_is_started_later_where_the_system_has_no_process_for_it(
         return kind(first, num_steps=1, seconds=0.0 if replies else 60.0)
 
     monkeypatch.setattr(engine_supervisor.Child, "spawn", spawn)
-    monkeypatch.setattr(restarts, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
+    monkeypatch.setattr(liveness, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
     with pytest.raises(SpawnError if is_first else asyncio.CancelledError):
         asyncio.run(supervise_two_starts(tmp_path, []))
     assert not replies
@@ -204,7 +204,7 @@ def test_an_engine_is_started_later_where_there_is_no_memory_for_its_page(
 
     monkeypatch.setattr(engine_supervisor, "clear_page", clear)
     monkeypatch.setattr(engine_supervisor.Child, "spawn", spawn)
-    monkeypatch.setattr(restarts, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
+    monkeypatch.setattr(liveness, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(supervise_two_starts(tmp_path, ups))
 
@@ -285,7 +285,7 @@ def test_an_api_process_that_cannot_start_is_tried_again(
         await WorkerSupervisor("", first, parent, heartbeats, 0, hang=0, load=0).run()  # type: ignore[arg-type]
 
     monkeypatch.setattr(worker_supervisor.Child, "spawn", spawn)
-    monkeypatch.setattr(restarts, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
+    monkeypatch.setattr(liveness, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
     with pytest.raises(QuireError, match=error):
         asyncio.run(keep())
     assert not left

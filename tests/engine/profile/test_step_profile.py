@@ -17,10 +17,9 @@ from prepared_files import wait_for_prepared_files
 from quire.cli import main
 from quire.config import EngineConfig
 from quire.engine.profile import compiled_profile, torch_profile
-from quire.engine.profile.attention_work import num_keys, num_pairs
 from quire.engine.profile.compiled_profile import TimedCalls
 from quire.engine.profile.profile_result import Profile, StepShape
-from quire.engine.profile.roofline import Roofline
+from quire.engine.profile.roofline import Roofline, num_keys, num_pairs
 from quire.engine.profile.step_profile import profile_step
 from quire.engine.profile.torch_roofline import time_calls
 from quire.engine.startup import step_tuning

@@ -25,7 +25,7 @@ class InlineEngine:
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._is_whole = True  # no call of the core or of the outputs is half done
+        self.is_whole = True  # no call of core or outputs is half done: else requests are lost
 
     @property
     def stats(self) -> EngineStats:
@@ -62,44 +62,39 @@ class InlineEngine:
 
     def add(self, request: PreparedRequest, outputs: OutputProcessor) -> None:
         """Start a request; steps of its caller run it."""
-        self._is_whole = False
+        self.is_whole = False
         outputs.add(request, time.monotonic())
         for message in request.messages:
             self._core.handle(message)
-        self._is_whole = True
+        self.is_whole = True
 
     def step(self, outputs: OutputProcessor) -> Processed:
         """Run one step of all requests."""
-        self._is_whole = False
+        self.is_whole = False
         step = outputs.process(self._core.step().deltas)
         if step.aborts:
             self._core.handle(AbortRequests(request_ids=step.aborts))
-        self._is_whole = True
+        self.is_whole = True
         return step
 
     def abort(self, request_id: str, outputs: OutputProcessor) -> None:
         """End one request; others go on. Nothing for one that has ended."""
-        self._is_whole = False
+        self.is_whole = False
         self._core.handle(AbortRequests(request_ids=outputs.forget(request_id)))
-        self._is_whole = True
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether no call is half done: else the requests that run are lost."""
-        return self._is_whole
+        self.is_whole = True
 
     def drop(self, requests: Sequence[PreparedRequest], outputs: OutputProcessor) -> None:
         """Abort all requests and wait for steps in flight; keeps the prefix cache if it can."""
-        if self._is_whole:
-            self._is_whole = False
+        if self.is_whole:
+            self.is_whole = False
             unfinished = [i for request in requests for i in outputs.forget(request.request_id)]
             self._core.handle(AbortRequests(request_ids=unfinished))
             while self._core.has_work:
                 self._core.step()
-            self._is_whole = True
+            self.is_whole = True
         self._mend()
 
     def _mend(self) -> None:
-        if not self._is_whole:
+        if not self.is_whole:
             self._core.reset()
-            self._is_whole = True
+            self.is_whole = True

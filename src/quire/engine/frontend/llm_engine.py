@@ -117,7 +117,7 @@ class LLMEngine(ModelOwner, OfflineEngine):
                     prepared, _ = self._requests.pop(request_id)
                     del self._names[prepared.request_id]
                     self._awake().abort(prepared.request_id, self._outputs)
-            self._drop_kept(ids)
+            self._drop_items(ids)
             self._failures = [each for each in self._failures if each[0] not in ids]
 
     def get_tokenizer(self, **options: Any) -> TransformersTokenizer:
@@ -142,15 +142,15 @@ class LLMEngine(ModelOwner, OfflineEngine):
         self._awake().drop(requests, self._outputs)
         self._outputs = OutputProcessor(self.tokenizer, RequestMetrics())
 
-    def _drop_kept(self, request_ids: Sequence[str]) -> None:
-        """Drop items that steps which raised another request's error have kept."""
+    def _drop_items(self, request_ids: Sequence[str]) -> None:
+        """Drop items that wait because a step has raised another request's error."""
         self._items = [item for item in self._items if item.request_id not in request_ids]
 
     def _take(self, step: Processed) -> None:
         for engine_id, failure in step.failures.items():
             request_id = self._names.pop(engine_id)
             del self._requests[request_id]
-            self._drop_kept([request_id])
+            self._drop_items([request_id])
             self._failures.append((request_id, failure))
         for engine_id, part in step.outputs.items():
             part.request_id = self._names[engine_id]

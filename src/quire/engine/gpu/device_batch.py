@@ -6,6 +6,7 @@ waiting. Does not own what a row's tokens are (input_batch.py), nor the KV cache
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,13 +18,14 @@ from quire.core.scheduler_output import ScheduledRequest, SchedulerOutput
 from quire.engine.core.input_batch import InputBatch, StepOrder
 from quire.engine.core.shared_prefixes import SharedTiles
 from quire.engine.core.step_sizes import StepSize
-from quire.engine.gpu.pinned_buffers import PinnedBuffers
 from quire.kernels.batch_layout import BatchLayout, SharedPrefixes
 from quire.kernels.dispatch import Kernels
 from quire.kernels.ragged_batch import FlatTokens
 from quire.kernels.step_buffer import Step, StepSections
 
 HostStep = Step[Int32s]
+# Steps whose copies may be in progress: one runs, one waits, and one is being launched.
+_NUM_BUFFERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,21 @@ class DeviceBatch:
         step.shared_index[:] = self._shared.index
         step.shared_rows[:] = self._shared.rows.reshape(-1)
         step.shared_lens[:] = self._shared.lens
+
+
+class PinnedBuffers:
+    """A ring of int32 [size] buffers, one for each step; page-locked where the device is a GPU."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self._buffers = deque(
+            torch.zeros(size, dtype=torch.int32, pin_memory=on_gpu) for _ in range(_NUM_BUFFERS)
+        )
+
+    def take(self) -> Tensor:
+        """The buffer that was used least recently."""
+        self._buffers.rotate(-1)  # in one call, so that an interrupt loses no buffer
+        return self._buffers[-1]
 
 
 def _starts(scheduled: list[ScheduledRequest]) -> Ints:

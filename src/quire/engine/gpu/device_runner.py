@@ -26,8 +26,7 @@ from quire.core.scheduler_output import ModelRunnerOutput, SampleResult, Schedul
 from quire.engine.core.input_batch import StepOrder
 from quire.engine.core.running_requests import RunningRequests, finite_requests
 from quire.engine.core.step_sizes import StepSizes
-from quire.engine.gpu.device_batch import DeviceBatch
-from quire.engine.gpu.pinned_buffers import PinnedBuffers
+from quire.engine.gpu.device_batch import DeviceBatch, PinnedBuffers
 from quire.engine.gpu.step_graphs import Record, StepGraphs
 from quire.engine.gpu.step_logits import StepLogits, WantedScores
 from quire.engine.gpu.step_work import DeviceDraw, ModelWork

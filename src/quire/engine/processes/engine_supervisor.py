@@ -16,7 +16,7 @@ from pathlib import Path
 
 from quire.config import EngineConfig
 from quire.engine.core.engine_info import EngineInfo
-from quire.engine.processes import restarts
+from quire.engine.processes import liveness
 from quire.engine.processes.child_process import Child, SpawnError, describe
 from quire.engine.processes.control_channel import (
     ControlMessage,
@@ -27,9 +27,13 @@ from quire.engine.processes.control_channel import (
     StartFailed,
 )
 from quire.engine.processes.death_cause import DeathCause
-from quire.engine.processes.load_progress import NOTE_SECONDS, LoadProgress, open_files
-from quire.engine.processes.restarts import Deaths
-from quire.engine.processes.silence import Silence
+from quire.engine.processes.liveness import (
+    NOTE_SECONDS,
+    Deaths,
+    LoadProgress,
+    Silence,
+    open_files,
+)
 from quire.engine.processes.status_page import StatusPage
 from quire.errors import EngineError
 from quire.logs import LogOptions
@@ -158,7 +162,7 @@ class EngineSupervisor:
             status = await child.end()
             Path(first.address.removeprefix(SOCKET)).unlink(missing_ok=True)
             # not by steps alone: a fault at the first large batch comes after some steps
-            was_useful = page.num_steps > 0 and time.monotonic() - begin > restarts.STEADY_SECONDS
+            was_useful = page.num_steps > 0 and time.monotonic() - begin > liveness.STEADY_SECONDS
             is_outside = cause.is_outside(status, had_work=page.has_work)
             self._last_used, self._page = self.last_used, None
             page.close()

@@ -37,7 +37,7 @@ from quire.engine.processes.fleet_model import (
     ModelSpec,
     limit_problems,
 )
-from quire.engine.processes.load_progress import NOTE_SECONDS, open_files
+from quire.engine.processes.liveness import NOTE_SECONDS, open_files
 from quire.engine.processes.server_supervisor import ServerSupervisor
 from quire.errors import ConfigError, QuireError, UserError
 from quire.hub import pinned

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from quire.engine.processes import restarts
+from quire.engine.processes import liveness
 from quire.engine.processes.child_process import Child, SpawnError, describe
 from quire.engine.processes.control_channel import (
     ControlMessage,
@@ -25,9 +25,7 @@ from quire.engine.processes.control_channel import (
     StartWorker,
     WorkerReady,
 )
-from quire.engine.processes.load_progress import LoadProgress
-from quire.engine.processes.restarts import Deaths
-from quire.engine.processes.silence import Silence
+from quire.engine.processes.liveness import Deaths, LoadProgress, Silence
 from quire.engine.processes.worker_heartbeats import WorkerHeartbeats
 from quire.errors import EngineError
 
@@ -102,7 +100,7 @@ class WorkerSupervisor:
             if self._is_leaving:
                 return
             logger.error("API process %s ended (%s)", client, how)
-            deaths.add(was_steady=time.monotonic() - begin > restarts.STEADY_SECONDS)
+            deaths.add(was_steady=time.monotonic() - begin > liveness.STEADY_SECONDS)
             if deaths.are_too_many:
                 text = f"an API process died {deaths.in_a_row} times in a row; the log says how"
                 raise EngineError(text)

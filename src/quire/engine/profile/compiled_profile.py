@@ -16,9 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from quire.engine.profile.attention_work import num_keys, num_pairs
 from quire.engine.profile.profile_result import Operation, Profile, StepShape
-from quire.engine.profile.roofline import Roofline, measure_host_roofline, median_seconds, repeat
+from quire.engine.profile.roofline import (
+    Roofline,
+    measure_host_roofline,
+    median_seconds,
+    num_keys,
+    num_pairs,
+    repeat,
+)
 from quire.engine.startup.compiled_start import make_decoder, with_cache
 from quire.engine.startup.resolved_config import ResolvedConfig
 from quire.engine.startup.step_tuning import is_tiny, measure_steps, thread_candidates

@@ -1,4 +1,4 @@
-"""The best rates of a device, and their measurement on a CPU. No torch.
+"""The best rates of a device, their measurement on a CPU, and the work of attention. No torch.
 
 Two rates bound every operation (Williams et al., 2009): bytes a second, by reading and copying more
 than the caches hold, and FLOP a second, by one large matrix product. torch_roofline.py measures
@@ -54,6 +54,17 @@ class Roofline:
     def _arithmetic(self, flops: float, in_fp8: bool) -> float:
         rate = self.fp8_flops_per_second if in_fp8 else None
         return flops / (rate or self.flops_per_second)
+
+
+def num_keys(num_queries: int, seq_len: int, window: int | None) -> int:
+    """Keys that the last queries of a sequence see, each counted once."""
+    return seq_len if window is None else min(seq_len, window + num_queries - 1)
+
+
+def num_pairs(num_queries: int, seq_len: int, window: int | None) -> int:
+    """Pairs of a query and a key that it sees."""
+    seen = np.arange(seq_len - num_queries + 1, seq_len + 1)
+    return int((seen if window is None else np.minimum(seen, window)).sum())
 
 
 def measure_host_roofline(dtype: str) -> Roofline:

@@ -14,8 +14,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 from torch import Tensor
 
-from quire.engine.profile.attention_work import num_keys, num_pairs
-from quire.engine.profile.roofline import Call
+from quire.engine.profile.roofline import Call, num_keys, num_pairs
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import Kernels
 from quire.kernels.operands import Fp8Weight

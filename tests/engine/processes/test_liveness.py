@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from quire.engine.processes import silence as silence_module
-from quire.engine.processes.silence import Silence
+from quire.engine.processes import liveness
+from quire.engine.processes.liveness import Silence
 
 TICK = 0.5
 
@@ -20,7 +20,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(silence_module, "time", made)
+    monkeypatch.setattr(liveness, "time", made)
     return made
 
 
