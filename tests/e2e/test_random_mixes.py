@@ -179,17 +179,19 @@ def check_idle(core: EngineCore) -> None:
 
 def run(core: EngineCore, rng: random.Random, sent: list[AddRequest]) -> dict[str, RequestDelta]:
     answers = {request.request_id: Answer() for request in sent}
-    waiting, doomed = sent[::-1], {name for name in answers if rng.random() < 0.2}
+    waiting, names = sent[::-1], list(answers)
     while waiting or core.has_work:
+        doomed = [rng.choice(names)] if rng.random() < 0.1 else []  # or it has ended, or not come
         while waiting and rng.random() < 0.6:
             core.handle(waiting.pop())
+            if rng.random() < 0.1:
+                doomed.append(names[-1 - len(waiting)])  # its grammar may be being compiled
+        if doomed:
+            core.handle(AbortRequests(request_ids=["unknown", *doomed, *doomed]))
         for delta in core.step().deltas:
             answers[delta.request_id].take(delta)
         if rng.random() < 0.3:
             check(core)
-        if doomed and rng.random() < 0.15:  # many have not come yet, or have ended
-            name = doomed.pop()
-            core.handle(AbortRequests(request_ids=[name, "unknown", name]))
         if rng.random() < 0.01:
             core.handle(ResetPrefixCache())
     return {name: answer.whole for name, answer in answers.items()}
