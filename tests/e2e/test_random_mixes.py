@@ -167,7 +167,7 @@ def check_idle(core: EngineCore) -> None:
     scheduler, log = core._scheduler, core._log
     batch, prefixes = scheduler._batch, scheduler._kv._in_flight
     left = [batch.requests, batch.running, batch.waiting, prefixes._owner_of, prefixes._claims]
-    left += [prefixes._waiters, core._grammars._ready, core._grammars._pending]
+    left += [prefixes._waiters, core._grammars.ready, core._grammars._pending]
     left += [log._times, log._without_token, core._in_flight, scheduler._in_flight]
     assert not any(map(len, left))
     last = SamplingParams(max_tokens=1)

@@ -230,7 +230,7 @@ def test_preempted_requests_continue_within_their_grammars(
     deltas = run(core)
     assert core.stats.num_preemptions > 0
     assert {name: tokens(parts) for name, parts in deltas.items()} == undisturbed
-    assert not core._grammars
+    assert not core._grammars.ready
 
 
 def test_another_engine_continues_within_the_grammar(
@@ -267,7 +267,7 @@ def test_aborted_requests_leave_nothing(tiny_model: Path) -> None:
     core.handle(AbortRequests(request_ids=["late"]))
     deltas = run(core)
     assert {name: d[-1].finish_reason for name, d in deltas.items()} == {"late": "abort"}
-    assert not core._grammars
+    assert not core._grammars.ready
     assert not core.has_work
 
 

@@ -42,13 +42,13 @@ def test_a_hit_is_shared_and_counts_its_holders() -> None:
     [block] = pool.allocate(1)
     pool.register(block, b"h")
     pool.share(block)
-    assert pool.ref_count(block) == 2
+    assert pool._ref_counts[block] == 2
     pool.release([block])
     assert sizes(pool) == (3, 0, 1)
     pool.release([block])
     pool.share(block)  # out of the evictable ones
     assert sizes(pool) == (3, 0, 1)
-    assert pool.ref_count(block) == 1
+    assert pool._ref_counts[block] == 1
 
 
 def test_free_blocks_go_before_cached_ones_and_old_ones_before_young_ones() -> None:
@@ -205,7 +205,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert self.pool.num_evictable == len(self.evictable)
         assert self.pool.num_available == len(self.free) + len(self.evictable)
         for block in range(self.pool.num_blocks):
-            assert self.pool.ref_count(block) == self.held.count(block)
+            assert self.pool._ref_counts[block] == self.held.count(block)
         for block, block_hash in self.hashes.items():
             assert self.pool.lookup(block_hash) == block
 

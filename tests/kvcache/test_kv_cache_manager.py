@@ -456,7 +456,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.kv.pool.check()
         refs = Counter(b for r in self.running.values() for b in self.kv.block_table(r))
         blocks = range(self.kv.pool.num_blocks)
-        assert [self.kv.pool.ref_count(b) for b in blocks] == [refs[b] for b in blocks]
+        assert [self.kv.pool._ref_counts[b] for b in blocks] == [refs[b] for b in blocks]
         assert num_stored_tokens(self.kv) <= num_allocated_slots(self.kv)
         stats = self.kv.prefix_stats
         assert stats.queries == stats.hits + sum(stats.misses.values())

@@ -344,7 +344,7 @@ class Simulation:
         pool.check()
         running = [r for r in self.requests.values() if r.status is RequestStatus.RUNNING]
         refs = Counter(b for r in running for b in self.kv.block_table(r))
-        assert all(pool.ref_count(b) == refs[b] for b in range(pool.num_blocks))
+        assert all(pool._ref_counts[b] == refs[b] for b in range(pool.num_blocks))
         stats = self.scheduler.stats()
         assert stats.num_running == len(running) <= self.config.max_num_seqs
         unfinished = [r for r in self.requests.values() if not r.is_finished]

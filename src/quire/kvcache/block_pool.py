@@ -66,10 +66,6 @@ class BlockPool:
         num_unused = [ref_counts[block_id] for block_id in block_ids].count(0)
         return len(self._free) + len(self._evictable) - num_unused
 
-    def ref_count(self, block_id: int) -> int:
-        """The number of block tables that hold the block."""
-        return self._ref_counts[block_id]
-
     def states(self) -> bytes:
         """One BlockState per block, in O(num_blocks); for live views only."""
         of_ref_count = np.array([BlockState.FREE, BlockState.USED, BlockState.SHARED], np.uint8)

@@ -23,9 +23,7 @@ from quire.sampling.philox import uniforms
 from quire.sampling.ranking import highest
 from quire.sampling.sampling_state import CHANGES_LOGITS, Need, RowParams, SamplingState
 from quire.sampling.structured_mask import advance_grammars
-from quire.sampling.token_logprobs import prompt_logprobs, token_logprobs, with_named
-
-__all__ = ["Sampler", "SamplerOutput", "prompt_logprobs"]
+from quire.sampling.token_logprobs import token_logprobs, with_named
 
 # how a row is drawn
 _GREEDY = 0

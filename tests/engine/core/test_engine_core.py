@@ -399,4 +399,4 @@ def test_no_matcher_outlives_its_request(fails: bool) -> None:
     runner.not_finite = {"a"} if fails else set()
     add(core, "a", structured_outputs=StructuredOutputs(regex="a"))
     assert ends(run_until_idle(core)["a"]) == ["error" if fails else "length"]
-    assert not grammars
+    assert not grammars.ready

@@ -34,7 +34,7 @@ from quire.engine.core.queue_deadlines import QueueDeadlines
 from quire.engine.core.step_log import StepLog
 from quire.engine.core.weight_search import WeightSearch
 from quire.errors import InvalidRequestError
-from quire.scheduler.request_outputs import QUEUE_TIMEOUT
+from quire.scheduler.request_outputs import QUEUE_TIMEOUT, make_final_delta
 from quire.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -127,9 +127,8 @@ class EngineCore:
                 self._add(message)
             case AbortRequests():
                 self._add_deltas(self._scheduler.abort(message.request_ids))
-                for request_id in self._grammars.cancel(message.request_ids):
-                    aborted = FinishReason.ABORT.value
-                    self._deltas.append(RequestDelta(request_id=request_id, finish_reason=aborted))
+                for request in self._grammars.cancel(message.request_ids):
+                    self._deltas.append(make_final_delta(request, FinishReason.ABORT))
             case ResetPrefixCache():
                 self._scheduler.reset_prefix_cache()
             case GetEngineView():
@@ -174,8 +173,8 @@ class EngineCore:
         """End requests whose queue timeout has passed; admit those whose grammar is compiled."""
         if expired := self._deadlines.take_expired():
             self._add_deltas(self._scheduler.expire(expired))
-            for request_id in self._grammars.cancel(expired, include_started=False):
-                self._refuse(request_id, QUEUE_TIMEOUT, ErrorKind.OVERLOAD)
+            for request in self._grammars.cancel(expired, include_started=False):
+                self._refuse(request.request_id, QUEUE_TIMEOUT, ErrorKind.OVERLOAD)
         if self._grammars.num_pending:
             self._admit_compiled()
 
@@ -245,7 +244,7 @@ class EngineCore:
     def _add_deltas(self, deltas: list[RequestDelta]) -> None:
         """Add deltas to the next output; drops the grammars of requests that end with them."""
         self._deltas += deltas
-        if self._grammars:
+        if self._grammars.ready:
             for delta in deltas:
                 if delta.finish_reason is not None:
                     self._grammars.remove(delta.request_id)

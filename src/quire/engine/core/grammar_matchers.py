@@ -7,7 +7,7 @@ has ended; matchers outlive preemptions. Requests that wait here delay no others
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from quire.core.request import Request
@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 _COMPILE_THREADS = 2
 
 
-class GrammarMatchers(Mapping[str, AnyMatcher]):
-    """The compiled matchers by request id.
+class GrammarMatchers:
+    """Grammars from a request's arrival to its end. ready: the compiled matchers by request id.
 
     compiler: None refuses every request with structured outputs.
     """
@@ -31,16 +31,7 @@ class GrammarMatchers(Mapping[str, AnyMatcher]):
         self._compiler = compiler
         self._pool: ThreadPoolExecutor | None = None
         self._pending: dict[str, tuple[Request, Future[AnyMatcher]]] = {}
-        self._ready: dict[str, AnyMatcher] = {}
-
-    def __getitem__(self, request_id: str) -> AnyMatcher:
-        return self._ready[request_id]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._ready)
-
-    def __len__(self) -> int:
-        return len(self._ready)
+        self.ready: dict[str, AnyMatcher] = {}
 
     @property
     def num_pending(self) -> int:
@@ -53,7 +44,7 @@ class GrammarMatchers(Mapping[str, AnyMatcher]):
             raise structured_outputs.invalid(
                 "it needs a tokenizer, which this engine does not have; leave it out"
             )
-        if request.request_id in self._pending or request.request_id in self._ready:
+        if request.request_id in self._pending or request.request_id in self.ready:
             raise invalid_value(
                 "request_id",
                 f"{request.request_id!r} is running already; use a new id for each request",
@@ -78,11 +69,11 @@ class GrammarMatchers(Mapping[str, AnyMatcher]):
         for request, future in done:
             del self._pending[request.request_id]
             if future.exception() is None:
-                self._ready[request.request_id] = future.result()
+                self.ready[request.request_id] = future.result()
         return [(request, _failure(future)) for request, future in done]
 
-    def cancel(self, request_ids: Iterable[str], *, include_started: bool = True) -> list[str]:
-        """Drop those of the requests that are still being compiled; returns their ids.
+    def cancel(self, request_ids: Iterable[str], *, include_started: bool = True) -> list[Request]:
+        """Drop and return those of the requests whose grammars are still being compiled.
 
         include_started: also requests that another engine process has begun to answer.
         """
@@ -92,18 +83,19 @@ class GrammarMatchers(Mapping[str, AnyMatcher]):
             if (pending := self._pending.get(request_id)) is not None
             and (include_started or pending[0].num_output_tokens == 0)
         ]
-        for request_id in found:
-            self._pending.pop(request_id)[1].cancel()
-        return found
+        dropped = [self._pending.pop(request_id) for request_id in found]
+        for _, future in dropped:
+            future.cancel()
+        return [request for request, _ in dropped]
 
     def clear(self) -> None:
         """Drop all matchers, and the requests whose grammar is being compiled."""
         self._pending.clear()
-        self._ready.clear()
+        self.ready.clear()
 
     def remove(self, request_id: str) -> None:
         """Drop the matcher of a request that has ended, if it has one."""
-        self._ready.pop(request_id, None)
+        self.ready.pop(request_id, None)
 
 
 def _new_matcher(

@@ -57,11 +57,6 @@ class InputBatch:
         self._free_rows = list(range(len(self.num_tokens) - 1, -1, -1))
 
     @property
-    def num_free_rows(self) -> int:
-        """Rows that belong to no request."""
-        return len(self._free_rows)
-
-    @property
     def history(self) -> History:
         """The known tokens by row, for logits processors."""
         return History(self.token_ids, self.num_tokens, self.num_prompt_tokens)

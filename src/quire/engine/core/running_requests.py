@@ -86,14 +86,10 @@ class RunningRequests:
         self.pooler.reset()
         self._prompt_logprobs.clear()
 
-    def is_due(self, entry: ScheduledRequest) -> bool:
-        """Whether this step draws a token for the request."""
-        return entry.samples and entry.request_id not in self.pooler
-
     def due(self, scheduled: list[ScheduledRequest]) -> Ints:
         """Indices [D] of the scheduled requests for which this step draws a token."""
         if self.pooler:
-            are_due = [self.is_due(entry) for entry in scheduled]
+            are_due = [e.samples and e.request_id not in self.pooler for e in scheduled]
         else:
             are_due = [entry.samples for entry in scheduled]
         return np.arange(len(are_due)) if all(are_due) else np.flatnonzero(are_due)

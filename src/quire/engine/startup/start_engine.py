@@ -65,7 +65,7 @@ def start_engine(
         limits = request_limits(config, model_config, max_model_len, num_slots)
         with phases.timed("kv_cache"), fitting_kv(config, num_blocks * bytes_each):
             backend.allocate(num_blocks)
-        executor = backend.make_executor(limits, grammars, heartbeat)
+        executor = backend.make_executor(limits, grammars.ready, heartbeat)
     with phases.timed("graphs"), fitting_step(config):
         executor.warm_up()
     backend.has_started()
