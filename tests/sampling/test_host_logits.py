@@ -105,6 +105,17 @@ def test_rows_without_sampling_params_are_left_alone() -> None:
     assert changed == [0, 1, 4]
 
 
+@pytest.mark.parametrize("penalty", [1e-30, 1e-50, 5e-324])
+def test_a_tiny_repetition_penalty_is_no_error(penalty: float) -> None:
+    params = SamplingParams(repetition_penalty=penalty)
+    logits = torch.full((1, VOCAB), 1e9)
+    logits[0, :2] = torch.tensor([-3.0, 0.0])
+    adjusted = adjust([(params, [0, 1, 2], [], [])], logits, [0], eos=[])[0]
+    assert adjusted[:2].tolist() == pytest.approx([0.0, 0.0])
+    assert torch.isinf(adjusted[2])
+    assert torch.equal(adjusted[3:], logits[0, 3:])
+
+
 @pytest.mark.parametrize(("length", "banned"), [(0, True), (2, True), (3, False), (9, False)])
 def test_min_tokens_bans_all_ends_until_it_is_reached(length: int, banned: bool) -> None:
     params = SamplingParams(min_tokens=3, stop_token_ids=[8, 9])

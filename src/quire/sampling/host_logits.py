@@ -97,7 +97,8 @@ class HostLogits:
         penalty = np.repeat(penalties, [len(ids) for ids in known])
         values = self._flat[index]
         # a token that occurs twice is written twice, with the same value
-        with np.errstate(over="ignore"):  # to infinity, as everywhere
+        # to infinity, as everywhere; the smallest penalties are 0 in float32
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             self._flat[index] = np.where(values > 0, values / penalty, values * penalty)
 
     def _penalise_presence(self, samples: Ints, rows: Ints) -> None:
