@@ -28,6 +28,7 @@ class ThreadLink:
     """A link to an engine core that runs in a thread. Made on the event loop of its listener."""
 
     client = "request"
+    last_work = seconds_since_heartbeat = 0.0  # a thread has no status page
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -46,16 +47,6 @@ class ThreadLink:
     def is_alive(self) -> bool:
         """Whether the engine's loop is running."""
         return self._thread.is_alive()
-
-    @property
-    def last_work(self) -> float:
-        """Always 0.0: a thread has no status page."""
-        return 0.0
-
-    @property
-    def seconds_since_heartbeat(self) -> float:
-        """Always 0.0: a thread's heartbeat is not checked."""
-        return 0.0
 
     def attach(self, listener: EngineListener) -> None:
         """Send outputs and state changes to this listener from now on."""
