@@ -145,6 +145,31 @@ def test_the_failure_of_an_engine_keeps_nothing_of_its_requests() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("will_return", [False, True])
+def test_an_engine_that_has_ended_runs_nothing(will_return: bool) -> None:
+    """A gauge of its last step would stay for as long as it is unloaded."""
+    stats = EngineStats(
+        epoch=3, num_steps=7, num_blocks=9, num_free_blocks=2, num_cached_blocks=4,
+        num_shared_blocks=1, num_running=5, num_waiting=6,
+    )  # fmt: skip
+    ended = EngineStats(epoch=3, num_steps=7, num_blocks=9, num_free_blocks=9)
+
+    async def main() -> None:
+        _, info = start_null_engine(CONFIG)
+        link = EagerLink()
+        engine = AsyncEngine(link, TOKENIZER, info, 0)
+        link.listener.on_step(StepOutput(deltas=[], stats=stats))
+        assert engine.stats.num_used_blocks == 3
+        if will_return:
+            link.listener.on_down(lambda _: set())
+        else:
+            link.listener.on_failure("unloaded")
+        assert engine.stats == ended
+        await engine.close()
+
+    asyncio.run(main())
+
+
 def test_requests_are_checked_again_where_a_smaller_engine_replaces_theirs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -179,6 +179,11 @@ class EngineStats(msgspec.Struct, kw_only=True):
         """The blocks in block tables."""
         return self.num_blocks - self.num_free_blocks - self.num_cached_blocks
 
+    def end(self) -> None:
+        """Set the gauges to those of an ended engine: nothing runs, and all blocks are free."""
+        self.num_running = self.num_waiting = self.num_cached_blocks = self.num_shared_blocks = 0
+        self.num_free_blocks = self.num_blocks
+
 
 class StepSummary(msgspec.Struct, frozen=True, array_like=True):
     """The size and duration of one step. time: its end, in monotonic seconds.

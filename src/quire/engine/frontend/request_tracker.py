@@ -189,6 +189,7 @@ class RequestTracker:
         error.
         """
         self.is_down = True
+        self.stats.end()
         failures = self._processor.record_death(find_started, is_blameless=is_blameless)
         for request_id, failure in failures.items():
             self._put(request_id, failure)
@@ -220,6 +221,7 @@ class RequestTracker:
     def on_failure(self, message: str) -> None:
         """The engine has ended and is not being restarted: end every stream with an error."""
         self.failure = EngineError(message)
+        self.stats.end()
         for queue in self._queues.values():
             queue.put(EngineError(message))
 
