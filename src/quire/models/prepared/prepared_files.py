@@ -97,10 +97,10 @@ def is_outdated(file: Path) -> bool:
     False where it does not say what it was made of, or that is not there.
     """
     try:
-        folder, quantization, overrides = json.loads(read_metadata(file)[1][_KEY])
+        folder, quantization, overrides = json.loads(_entry(file, _KEY) or "")
         config = ModelSettings(quantization=quantization, quantization_overrides=overrides)
         return not file.name.startswith(checkpoint_key(config, Path(folder)))
-    except (OSError, ValueError, TypeError, LookupError, UserError):
+    except (OSError, ValueError, TypeError, UserError):
         return False
 
 
@@ -198,6 +198,16 @@ def stored_files(folder: Path) -> list[Path]:
 def source_of(file: Path) -> str:
     """The checkpoint's folder that a file was made of; empty where it does not say."""
     return _entry(file, SOURCE) or ""
+
+
+def quantization_of(file: Path) -> str:
+    """The `quantization` that a file was stored with, and its overrides; empty: not known."""
+    try:
+        _, quantization, overrides = json.loads(_entry(file, _KEY) or "")
+    except (ValueError, TypeError):
+        return ""
+    text = " ".join(map(str, filter(None, (quantization, overrides))))
+    return text if text.isprintable() else ""
 
 
 def other_processor(file: Path) -> str:
