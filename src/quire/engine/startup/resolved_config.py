@@ -147,14 +147,13 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
     return msgspec.structs.replace(found, folder=folder, quality=quality)
 
 
-def check_start(config: EngineConfig, device: DeviceType) -> None:
+def check_start(config: EngineConfig, device: DeviceType) -> Quality | None:
     """Refuse what a server refuses before it starts an engine, in this order; errors of both below.
 
-    Downloads a model if need be, its weights last.
+    Downloads a model if need be, its weights last. Returns figures of their quality report.
     """
     check_files(config)
-    if config.model.load_format != "null":
-        resolve(config, device)
+    return None if config.model.load_format == "null" else resolve(config, device).quality
 
 
 def check_files(config: EngineConfig) -> None:
