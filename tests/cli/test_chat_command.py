@@ -144,7 +144,7 @@ def test_a_budget_of_reasoning_has_the_templates_marks(capsys: pytest.CaptureFix
         with asyncio.Runner() as runner:
             chat = Chat(engine, SamplingParams(thinking_token_budget=5), runner.run)  # type: ignore[arg-type]
             chat.run(iter(["hi"]))
-        problem = "use a model whose chat template shows it"
+        problem = "use a model or a chat_template that shows it"
         assert (problem in capsys.readouterr().err) == refused
         assert refused or engine.calls[-1]["sampling"].reasoning_marks is not None
 
