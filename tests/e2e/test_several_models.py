@@ -206,7 +206,7 @@ def test_a_killed_engine_is_nothing_to_the_others(
 
 
 def test_wrong_files_of_a_model_on_demand_are_nothing_to_the_others(tmp_path: Path) -> None:
-    """They are refused by the reason, and loaded once they are mended."""
+    """They are refused by the reason, and loaded once they are right."""
     folders = {name: tmp_path / name for name in ("failed", "passed")}
     for name, folder in folders.items():
         shutil.copytree(BUNDLED_FOLDER / "quire-tiny-draft", folder)

@@ -88,7 +88,7 @@ def test_text_that_is_none_is_called_so(app: Starlette, body: bytes, reason: str
     ("body", "found"), [(b"[1]", "a list"), (b'"x"', "a string"), (b"3", "an integer"),
                         (b"null", "null"), (b"true", "true or false")],
 )  # fmt: skip
-def test_a_body_that_is_no_object_is_told_what_is_one(
+def test_a_body_that_is_no_object_is_refused_with_an_example(
     app: Starlette, body: bytes, found: str
 ) -> None:
     says = call(app, "/v1/completions", body).error["message"]

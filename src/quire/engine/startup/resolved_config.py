@@ -240,7 +240,7 @@ def _check_invariance(config: EngineConfig, model_config: ModelConfig) -> None:
     if native.instruction_set() == "amx" and has_half_bytes(config, model_config):
         raise ConfigError(
             "batch_invariant: with AMX few and many rows of weights in four bits have different "
-            "kernels; use quantization='int8', or leave it out"
+            "kernels; use quantization='int8', or leave batch_invariant out"
         )
 
 
@@ -248,7 +248,7 @@ def varies_by_batch(reason: str) -> ConfigError:
     """The error for batch_invariant where PyTorch runs a model on a CPU. reason: why it does."""
     return ConfigError(
         f"batch_invariant needs the compiled kernels on a CPU, but PyTorch runs this model "
-        f"({reason}); leave it out"
+        f"({reason}); leave batch_invariant out"
     )
 
 
