@@ -118,10 +118,9 @@ def check_budget(sampling: SamplingParams, tokenizer: Tokenizer) -> None:
     """
     if sampling.thinking_token_budget is None:
         return
-    from quire.server.parsing.choose_parsers import choose_parsers  # usually not needed
-    from quire.server.parsing.reasoning_parser import with_reasoning_marks
+    from quire.server.parsing.reasoning_parser import reasoning_of, with_reasoning_marks
 
-    reasoning = choose_parsers(tokenizer.chat_template_text, ()).reasoning
+    reasoning = reasoning_of(tokenizer.chat_template_text)
     with_reasoning_marks(sampling, reasoning, tokenizer, fix=MARKS_FIX)
 
 

@@ -95,9 +95,12 @@ def refuse(owner: object, name: str) -> Any:
 
 def no_such(cls: type, name: str, owner: object) -> AttributeError:
     """The error for a missing attribute. owner: what was asked for it, the class or an object."""
-    from quire.compat.method_names import what_to_use  # most programs misspell nothing
+    text = None
+    if not name.startswith("__"):  # which Python and libraries look for
+        from quire.compat.method_names import what_to_use  # most programs misspell nothing
 
-    if (text := what_to_use([each.__name__ for each in cls.__mro__], name)) is None:
+        text = what_to_use([each.__name__ for each in cls.__mro__], name)
+    if text is None:
         return AttributeError(f"{cls.__name__} has no {name}", name=name, obj=owner)
     # no obj, to which Python would add a name that is merely alike
     return AttributeError(f"{cls.__name__} has no {name}; {text}", name=name, obj=None)
