@@ -17,7 +17,7 @@ from quire.cli import main
 from quire.config import ModelSettings
 from quire.kernels.cpu import native
 from quire.model_folder import BUNDLED_FOLDER
-from quire.models.prepared import prepared_weights
+from quire.models.prepared import prepared_files, prepared_weights
 from quire.models.prepared.prepared_files import origin_of
 
 
@@ -171,6 +171,23 @@ def test_files_of_models_that_have_changed(
     assert capsys.readouterr().out.startswith("2 files, ")
     assert main(["cache", *options]) == 0
     assert "(outdated)" not in capsys.readouterr().out
+
+
+def test_files_of_another_layout_are_outdated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where Quire's version is the same, nothing else that is listed would say so."""
+    model, config = tmp_path / "model", ModelSettings()
+    model.mkdir()
+    for layout in (prepared_files.LAYOUT - 1, prepared_files.LAYOUT):
+        with monkeypatch.context() as then:
+            then.setattr(prepared_files, "LAYOUT", layout)
+            key = prepared_files.checkpoint_key(config, model)
+        origin = origin_of(config, model)
+        save_file({}, tmp_path / f"{key}-{'0' * 24}.safetensors", metadata=origin)
+    assert main(["cache", "--prepared-weights", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()[:2]
+    assert sorted("(outdated)" in line for line in lines) == [False, True]
 
 
 def test_files_of_other_processors_stay_unless_they_are_asked_for(

@@ -63,7 +63,7 @@ def prepared_file(
         return None
     max_model_len = config.max_model_len or model_config.max_position_embeddings
     layout = (
-        LAYOUT, dtype, native.instruction_set(), without_kernels,
+        dtype, native.instruction_set(), without_kernels,
         model_config.rope.takes_long_factors(max_model_len), model_config.spec,
     )  # fmt: skip
     return folder / file_name(checkpoint_key(config, path), digest_of(layout))
@@ -80,7 +80,7 @@ def checkpoint_key(config: ModelSettings, path: Path) -> str:
         if file.suffix in (_SUFFIX, ".json", ".gguf") and file.name != QUALITY_FILE
     ]
     formats = config.quantization, config.quantization_overrides
-    return digest_of((__version__, str(path.resolve()), files, formats))
+    return digest_of((__version__, LAYOUT, str(path.resolve()), files, formats))
 
 
 def origin_of(config: ModelSettings, path: Path) -> dict[str, str]:
