@@ -77,7 +77,7 @@ SURFACE = {
     + ENGINE,
     "profile": "--batch-size --context --prefill --json --plot" + ENGINE,
     "quantize": """
-        --method --out -o --group-size --symmetric --no-symmetric --format --ignore --act-order
+        --method --out -o --output --group-size --symmetric --no-symmetric --format --ignore --act-order
         --rotate --no-rotate --weight-only --no-weight-only
         --double-quantization --no-double-quantization
         --damping --smoothing --steps --seed --verify --no-verify
@@ -135,7 +135,7 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "--logprobs", "3"], "--logprobs is not an option here; use SamplingParams("),
         (["generate", "a/b", "tell", "me"], "unexpected 'me'; put quotes around a prompt of"),
         (["help", "bench"], "unknown command 'bench'; use `quire profile MODEL` for a step, and"),
-        (["quantize", "a", "b.gguf", "Q4"], "unexpected 'b.gguf'; name it by an option, or see"),
+        (["quantize", "a", "b.gguf", "Q4"], "unexpected 'b.gguf'; name the new folder by --out,"),
         (["serve", "a", "b"], "unexpected 'b'; use --model MODEL for each of several models"),
         (["chat", "a/b", "--seed", "1", "--", "-x"], "-- and after it; write all of them after it"),
         (["serve", "--quantization", "q4_k_m"], "error: --quantization 'q4_k_m' is not supported"),
