@@ -77,8 +77,8 @@ SURFACE = {
     + ENGINE,
     "profile": "--batch-size --context --prefill --json --plot" + ENGINE,
     "quantize": """
-        --method --out -o --output --group-size --symmetric --no-symmetric --format --ignore --act-order
-        --rotate --no-rotate --weight-only --no-weight-only
+        --method --out -o --output --group-size --symmetric --no-symmetric --format --ignore
+        --act-order --rotate --no-rotate --weight-only --no-weight-only
         --double-quantization --no-double-quantization
         --damping --smoothing --steps --seed --verify --no-verify
     """

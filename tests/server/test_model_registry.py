@@ -135,6 +135,7 @@ def test_a_name_with_the_tag_goes_before_one_without() -> None:
     for name, model in (("a", "a"), ("a:latest", "b"), ("b:latest", "b"), (":latest", None)):
         reply = call(house.app, "/v1/completions", {"prompt": "abc", "model": name})
         assert (reply.status, reply.json().get("model")) == ((200, model) if model else (404, None))
+    assert "model: ':latest' is not served here" in reply.error["message"]
     assert call(house.app, "/v1/models/b:latest").json()["root"] == "b"
     assert call(house.app, "/api/pull", {"model": "c:latest"}).status == 404
 

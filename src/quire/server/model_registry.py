@@ -130,10 +130,7 @@ class ModelRegistry:
         Raises ModelNotFoundError or ModelNotLoadedError.
         """
         name = name or None
-        model = self._loaded.get(name)
-        if model is None:
-            name = name and self._untagged(name)
-            model = self._loaded.get(name)
+        model = self._loaded.get(name) or self._loaded.get(name and self._untagged(name))
         if model is None:
             raise self._missing(name)
         return model
@@ -233,7 +230,7 @@ class ModelRegistry:
         )
 
     def _missing(self, name: str | None) -> ModelNotLoadedError | ModelNotFoundError:
-        if name is not None and name not in self._names:
+        if name is not None and self._untagged(name) not in self._names:
             return ModelNotFoundError(f"{self._unknown(name)}, or leave it out")
         entry = self.entry(name)
         status = entry.status
