@@ -29,7 +29,7 @@ def with_joined_values(words: Sequence[str], flags: Mapping[str, argparse.Action
 def _with_joined(
     words: Sequence[str], flags: Mapping[str, argparse.Action], flag: str
 ) -> list[str]:
-    """The same for one of these options, wherever it is given."""
+    """A command line with the values of one such option joined at each of its places."""
     others, runs = _split(words, flag)
     several = [values for values in runs if len(values) > 1]
     has_file = any(word.partition("=")[0] == "--config" for part in others for word in part)
