@@ -45,6 +45,25 @@ def test_chat_keeps_the_conversation(capsys: pytest.CaptureFixture[str]) -> None
     assert re.search(r"\[6 tokens, [\d.]+ tokens/s, first token after \d+ ms\]", err)
 
 
+@pytest.mark.parametrize(
+    ("answer", "kept"),
+    [
+        ("<think>\nhm\n</think>\n\nHello!", "Hello!"),
+        ("hm</think>Hello!", "Hello!"),  # the prompt had the first mark
+        ("Hello!", "Hello!"),
+        ("<think>hm", "<think>hm"),  # cut off
+    ],
+)
+def test_reasoning_is_no_part_of_later_prompts(
+    answer: str, kept: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = FakeEngine(script=answer)
+    engine.tokenizer.chat_template_text = "</think>"
+    _, chat = talk(engine, "hi")
+    assert chat.messages[1] == {"role": "assistant", "content": kept}
+    assert capsys.readouterr().out == f"{answer}\n"
+
+
 def test_a_chats_template_gets_its_variables() -> None:
     engine, seen = FakeEngine(), list[dict[str, object]]()
 

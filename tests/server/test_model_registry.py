@@ -37,7 +37,9 @@ BODIES: dict[str, dict[str, Any]] = {
 def test_a_process_that_has_not_met_a_loaded_engine_says_so() -> None:
     quality = {"passed": True, "same_top_1": 0.99}
     house = House(model_status("a", "loading", quality=quality))
-    house.loader.set_status(model_status("a", quality=quality))  # told before the engine is attached
+    house.loader.set_status(
+        model_status("a", quality=quality)
+    )  # told before the engine is attached
     for path in ("/live", "/ready"):
         reply = call(house.app, path)
         assert (reply.status, b"model a is loading" in reply.body) == (503, True)

@@ -206,7 +206,15 @@ class Chat:
             return
         except KeyboardInterrupt:
             say("[stopped]" if answer else "\n[stopped]")
-        self.messages.append({"role": "assistant", "content": "".join(answer)})
+        self.messages.append({"role": "assistant", "content": self._said("".join(answer))})
+
+    def _said(self, text: str) -> str:
+        """The part of an answer behind its reasoning, which later prompts are without."""
+        from quire.server.parsing.reasoning_parser import reasoning_of  # not while a model loads
+
+        reasoning = reasoning_of(self._engine.tokenizer.chat_template_text)
+        said = "" if reasoning is None else text.partition(reasoning.end)[2].lstrip()
+        return said or text  # where it was stopped before that, what there is
 
     async def _answer(self, answer: list[str]) -> None:
         """Print an answer as it comes, and append its parts to `answer`."""
