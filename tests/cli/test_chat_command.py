@@ -46,7 +46,7 @@ def test_chat_keeps_the_conversation(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("answer", "kept"),
+    ("answer", "stored"),
     [
         ("<think>\nhm\n</think>\n\nHello!", "Hello!"),
         ("hm</think>Hello!", "Hello!"),  # the prompt had the first mark
@@ -55,12 +55,12 @@ def test_chat_keeps_the_conversation(capsys: pytest.CaptureFixture[str]) -> None
     ],
 )
 def test_reasoning_is_no_part_of_later_prompts(
-    answer: str, kept: str, capsys: pytest.CaptureFixture[str]
+    answer: str, stored: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = FakeEngine(script=answer)
     engine.tokenizer.chat_template_text = "</think>"
     _, chat = talk(engine, "hi")
-    assert chat.messages[1] == {"role": "assistant", "content": kept}
+    assert chat.messages[1] == {"role": "assistant", "content": stored}
     assert capsys.readouterr().out == f"{answer}\n"
 
 
