@@ -90,20 +90,24 @@ class StoredLinear(ABC):
 
     @property
     def settings(self) -> str:
-        """The config file's entry on quantization, for messages."""
+        """The config file's entry on quantization, for messages: " (group_size=128)", or ""."""
         own = [field.name for field in fields(self) if field.name != "source"]
         named = ((self.config_names.get(name, name), getattr(self, name)) for name in own)
-        return ", ".join(f"{name}={value!r}" for name, value in named if name)
+        found = ", ".join(f"{name}={value!r}" for name, value in named if name)
+        return f" ({found})" if found else ""
 
 
 class CheckpointFormat(ABC):
     """Quantization of a checkpoint's weights. It can be compared and hashed.
 
-    name: of the method, as config.json has it. otherwise: scheme on CPUs of quantized weights whose
-    codes are not kept; "none", and on GPUs: they become numbers of the model's data type.
+    name: of the method, as config.json has it. choice: the settings that say which modules are
+    quantized, for messages; empty where the tensors say it. otherwise: scheme on CPUs of quantized
+    weights whose codes are not kept; "none", and on GPUs: they become numbers of the model's data
+    type.
     """
 
     name: str
+    choice: str = ""
     otherwise: str = "none"
 
     @abstractmethod

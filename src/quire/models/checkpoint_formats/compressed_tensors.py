@@ -120,6 +120,7 @@ class CompressedTensors(CheckpointFormat):
 
     groups: tuple[tuple[tuple[str, ...], StoredLinear], ...]
     ignored: tuple[str, ...]
+    choice: str
     name: str = "compressed-tensors"
 
     def stored_linear(self, module: str) -> StoredLinear | None:
@@ -145,6 +146,11 @@ def read_compressed_tensors(config: ConfigFile) -> CompressedTensors:
     if status != "compressed":
         raise config.wrong("quantization_status", f"is {status!r}; save the checkpoint compressed")
     _check_transforms(config.section("transform_config"))
+    sparsity = config.section("sparsity_config")
+    if sparsity is not None and (stored_as := sparsity.text("format", "dense")) != "dense":
+        raise sparsity.wrong(
+            "format", f"is {stored_as!r}; save the checkpoint without compressing zeros"
+        )
     section = config.section("config_groups")
     if section is None:
         raise config.wrong("config_groups", "is missing; take the config file of the checkpoint")
@@ -155,7 +161,9 @@ def read_compressed_tensors(config: ConfigFile) -> CompressedTensors:
             raise section.wrong(name, "is empty; take the config file of the checkpoint")
         layout = _layout(group, group.text("format", config.text("format", "")))
         groups.append((_targets(group, "targets"), layout))
-    return CompressedTensors(tuple(groups), _targets(config, "ignore"))
+    return CompressedTensors(
+        tuple(groups), _targets(config, "ignore"), f"targets and ignore of {config.location}"
+    )
 
 
 def _check_transforms(config: ConfigFile | None) -> None:
@@ -193,7 +201,7 @@ def _layout(group: ConfigFile, stored_as: str) -> StoredLinear:
     strategy = weights.text("strategy", "group" if weights.get("group_size") else "tensor")
     activations = group.section("input_activations")
     rounds = activations is not None and activations.integer("num_bits", 8) == 8
-    where, symmetric = weights.where.rstrip("."), weights.boolean("symmetric", True)
+    where, symmetric = weights.location, weights.boolean("symmetric", True)
     packed, size = stored_as.endswith("pack-quantized"), weights.integer("group_size", -1, low=-1)
     match kind, bits, strategy:
         case "float", 8, "tensor" | "channel" | "block" if symmetric and not packed:

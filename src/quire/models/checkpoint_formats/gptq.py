@@ -7,7 +7,6 @@ g_idx [K]: the group of each input. (Frantar et al., 2023; AutoGPTQ, GPTQModel, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,7 +16,7 @@ from quire.models.checkpoint_formats.checkpoint_format import SCALE_DTYPES, Stor
 from quire.models.checkpoint_formats.input_order import permutation_of
 from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec, num_groups
 from quire.models.checkpoint_formats.integer_linear import IntegerLinear
-from quire.models.checkpoint_formats.module_rules import ModuleRules, Rule, check_patterns
+from quire.models.checkpoint_formats.module_rules import ModuleRules, first_text, read_dynamic
 from quire.models.checkpoints.config_file import ConfigFile
 
 if TYPE_CHECKING:
@@ -100,8 +99,8 @@ class GptqLinear(IntegerLinear):
             return zeros
         if not bool((zeros == half).all()):
             raise ValueError(
-                "its qzeros are not those of symmetric codes, but config.json says sym is true; "
-                "correct sym"
+                "its qzeros are not those of symmetric codes, but sym of "
+                f"{self.source} is true; correct it"
             )
         return None
 
@@ -123,20 +122,20 @@ class GptqLinear(IntegerLinear):
     def _other_version(self, what: str) -> ValueError:
         own, other = ("gptq", "gptq_v2") if self.stores_less else ("gptq_v2", "gptq")
         return ValueError(
-            f"its qzeros are {what} in {other!r}, but config.json says {own!r}; "
-            "correct checkpoint_format"
+            f"its qzeros are {what} in {other!r}, but {self.source} says {own!r}; correct its "
+            "checkpoint_format (AutoRound's packing_format)"
         )
 
 
 def read_gptq(config: ConfigFile) -> ModuleRules:
     """The format of a quantization_config. Raises CheckpointError."""
-    version = config.text("checkpoint_format", "gptq")
+    if config.boolean("is_marlin_format", False):
+        raise config.wrong("is_marlin_format", "is true; take a checkpoint in GPTQ's own packing")
+    key, version = first_text(config, ("checkpoint_format", "format"), "gptq")
     if version not in ("gptq", "gptq_v2"):
-        raise config.wrong(
-            "checkpoint_format", f"is {version!r}; take a checkpoint in 'gptq' or 'gptq_v2'"
-        )
+        raise config.wrong(key, f"is {version!r}; take a checkpoint in 'gptq' or 'gptq_v2'")
     linear = GptqLinear(
-        config.where.rstrip("."),
+        config.location,
         read_bits(config, config.integer("bits")),
         config.integer("group_size", -1, low=-1),
         config.boolean("sym", True),
@@ -152,9 +151,10 @@ def read_gptq(config: ConfigFile) -> ModuleRules:
     return ModuleRules(
         name="gptq",
         linear=linear,
-        rules=_dynamic(config, linear),
+        rules=read_dynamic(config, linear, _changed),
         only=only,
         has_head=config.boolean("lm_head", False),
+        choice=f"dynamic and lm_head of {config.location}",
     )
 
 
@@ -163,24 +163,6 @@ def read_bits(config: ConfigFile, bits: int) -> int:
     if bits not in _BITS:
         raise config.wrong("bits", f"is {bits}; take a checkpoint of 4 or 8 bits")
     return bits
-
-
-def _dynamic(config: ConfigFile, linear: GptqLinear) -> tuple[Rule, ...]:
-    """The rules per module: `-:pattern` excludes, `+:pattern` or `pattern` changes values."""
-    section = config.section("dynamic")
-    if section is None:
-        return ()
-    found = list[Rule]()
-    for rule in section.values:
-        pattern = rule.removeprefix("+:").removeprefix("-:")
-        check_patterns(section, rule, [pattern])
-        changes = section.section(rule)
-        if rule.startswith("-:"):
-            found.append((re.compile(pattern), None))
-        else:
-            own = linear if changes is None else _changed(linear, changes)
-            found.append((re.compile(pattern), own))
-    return tuple(found)
 
 
 def _changed(linear: GptqLinear, config: ConfigFile) -> GptqLinear:

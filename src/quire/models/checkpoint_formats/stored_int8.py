@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from quire.kernels.operands import QuantizedWeight
     from quire.models.checkpoint_formats.integer_rows import IntegerRows
 
-_OF_ACTIVATIONS = StoredTensor(((), (1,)), (*SCALE_DTYPES, "I8", "I32"), needed=False)
-_NOT_USED = dict.fromkeys(("input_scale", "input_zero_point"), _OF_ACTIVATIONS)
-
 
 @dataclass(frozen=True, slots=True)
 class Int8Linear(StoredLinear):
@@ -46,7 +43,6 @@ class Int8Linear(StoredLinear):
         return {
             "weight": StoredTensor(((n, k),), ("I8",)),
             "weight_scale": StoredTensor(scale_shapes(n, self.per), SCALE_DTYPES),
-            **_NOT_USED,
         }
 
     def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
@@ -96,7 +92,6 @@ class GroupedBytes(IntegerLinear):
         return {
             "weight": StoredTensor(((n, k),), ("I8",)),
             "weight_scale": StoredTensor(((n, groups),), SCALE_DTYPES),
-            **_NOT_USED,
         }
 
     def integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
