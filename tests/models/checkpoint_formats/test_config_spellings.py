@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,18 @@ import pytest
 import torch
 from harmed_checkpoints import case_id, check_refused, configure
 from harness import PagedModel, load_folder
-from quantized_checkpoints import DOWN, Change, write_quantized
+from quantized_checkpoints import DOWN, METHODS, Change, write_quantized
 from torch import Tensor
 
 from quire import hub
+from quire.errors import CheckpointError
 from quire.model_folder import QUANTIZATION_FILES
+from quire.models.checkpoint_formats.kv_cache_scheme import read_kv_cache_dtype
+from quire.models.checkpoint_formats.quantization_config import (
+    quantization_section,
+    read_checkpoint_format,
+)
+from quire.models.checkpoints.config_file import ConfigFile
 
 PROMPT = torch.randint(3, 500, (12,), generator=torch.Generator().manual_seed(1)).tolist()
 
@@ -132,6 +141,50 @@ def test_files_beside_config_json_are_read(file: str, name: str, tmp_path: Path)
     check_refused(
         name, harm, rf"group_size 48; correct {file} \(.*group_size=48", tmp_path / "other"
     )
+
+
+ODD: tuple[Any, ...] = (
+    None, True, 0, -1, 10**30, 1.5, float("nan"), "", "(", "9x9x9", "a" * 5000, [], [1], [["a"]],
+    {}, {"a": 1}, {"a": {}}, {"a": ["b"]},
+)  # fmt: skip
+MORE: dict[str, dict[str, Any]] = {  # settings that the checkpoints of other tests lack
+    "awq": {"dynamic": {"+:a": {"group_size": 1}}, "lm_head": True},
+    "gptq": {"modules_in_block_to_quantize": [["a"]], "format": "gptq", "is_marlin_format": False},
+    "packed": {
+        "sparsity_config": {"format": "dense"},
+        "transform_config": {"config_groups": {"a": {"apply": [{"location": "weight_input"}]}}},
+        "kv_cache_scheme": {"type": "float", "num_bits": 8},
+    },
+    "nf4": {"bnb_4bit_quant_storage": "uint8"},
+    "modelopt": {"kv_cache_quant_algo": "FP8", "exclude_modules": ["*a"]},
+    "fp8": {"ignored_layers": ["a"], "fmt": "e4m3"},
+}
+
+
+def variations(values: Any) -> Iterator[Any]:
+    """A config with each of its values replaced by each odd one."""
+    yield from ODD
+    keys = list(values) if isinstance(values, dict) else []
+    for key in keys or (range(len(values)) if isinstance(values, list) else ()):
+        for other in variations(values[key]):
+            changed = copy.copy(values)
+            changed[key] = other
+            yield changed
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_odd_values_of_settings_are_read_or_refused_by_file(name: str) -> None:
+    """No value ends in another error than one that names the file."""
+    for values in variations(dict(METHODS[name].config) | MORE.get(name, {})):
+        config = ConfigFile(Path("/model/config.json"), {"quantization_config": values})
+        with suppress(CheckpointError):
+            found = read_checkpoint_format(config)
+            read_kv_cache_dtype(quantization_section(config))
+            for module in ("lm_head", DOWN):
+                stored = found and found.stored_linear(module)
+                if stored and not stored.problem(128, 256):
+                    assert stored.tensors(128, 256)
+                    stored.spec(256)
 
 
 def test_files_beside_config_json_are_downloaded() -> None:

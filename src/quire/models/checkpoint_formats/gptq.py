@@ -142,20 +142,24 @@ def read_gptq(config: ConfigFile) -> ModuleRules:
         config.boolean("desc_act", False),
         version == "gptq",
     )
-    blocks = config.get("modules_in_block_to_quantize") or []
-    only = tuple(
-        name for names in blocks for name in (names if isinstance(names, list) else [names])
-    )
-    if not all(isinstance(name, str) for name in only):
-        raise config.wrong("modules_in_block_to_quantize", "must be lists of names")
     return ModuleRules(
         name="gptq",
         linear=linear,
         rules=read_dynamic(config, linear, _changed),
-        only=only,
+        only=_chosen(config, "modules_in_block_to_quantize"),
         has_head=config.boolean("lm_head", False),
         choice=f"dynamic and lm_head of {config.location}",
     )
+
+
+def _chosen(config: ConfigFile, key: str) -> tuple[str, ...]:
+    """Words of modules that are quantized, from a list of lists. Raises CheckpointError."""
+    blocks, found = config.get(key) or [], list[Any]()
+    for names in blocks if isinstance(blocks, list) else [None]:
+        found += names if isinstance(names, list) else [names]
+    if not all(isinstance(name, str) for name in found):
+        raise config.wrong(key, "must be lists of names; take the config file of the checkpoint")
+    return tuple(found)
 
 
 def read_bits(config: ConfigFile, bits: int) -> int:
