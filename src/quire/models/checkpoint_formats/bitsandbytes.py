@@ -130,7 +130,7 @@ class FourBitLinear(StoredLinear):
     def _state(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """The settings, which are JSON. Raises ValueError for what is none."""
         try:
-            found = parse_json(bytes(tensors[self._state_name].tolist()))
+            found = parse_json(bytes(tensors[self._state_name].flatten().tolist()))
         except ValueError as error:
             raise ValueError(
                 f"its {self._state_name} is damaged ({error}); download the file again"
