@@ -189,12 +189,17 @@ def parse_json(content: bytes) -> Any:
     return found
 
 
+def unfinished(file: Path) -> Path:
+    """The file that `write_whole` writes first; it stays where the process is killed meanwhile."""
+    return file.with_name(f".{file.name}.tmp")
+
+
 def write_whole(file: Path, write: Callable[[Path], object]) -> None:
     """Write a file under another name, and then put it in its place: whole, or not at all.
 
     Its mode is the umask's. Raises what `write` raises, and OSError.
     """
-    part = file.with_name(f".{file.name}.tmp")
+    part = unfinished(file)
     try:
         part.touch()
         mode = part.stat().st_mode  # safetensors leaves files to their owner
