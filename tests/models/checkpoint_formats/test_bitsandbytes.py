@@ -80,7 +80,19 @@ def with_state(**changes: Any) -> dict[str, Tensor]:
         (with_state() | {"weight.quant_map": torch.zeros(16)}, "not the numbers of NF4"),
         (with_state() | {"weight.absmax": torch.full((8,), 1e6)}, "beyond those of float16"),
     ],
-    ids=["blocks", "shape", "negative", "bool", "text", "offset", "json", "nested", "map", "scale"],
+    ids=[
+        "blocks",
+        "shape",
+        "negative",
+        "bool",
+        "text",
+        "offset",
+        "json",
+        "wide",
+        "nested",
+        "map",
+        "scale",
+    ],
 )
 def test_settings_that_do_not_fit_are_refused(tensors: dict[str, Tensor], text: str) -> None:
     with pytest.raises(ValueError, match=text):

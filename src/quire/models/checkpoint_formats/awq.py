@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import SCALE_DTYPES, StoredTensor
-from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec, num_groups
-from quire.models.checkpoint_formats.integer_linear import IntegerLinear
+from quire.models.checkpoint_formats.integer_linear import (
+    IntegerLinear,
+    group_problem,
+    integer_spec,
+    num_groups,
+)
 from quire.models.checkpoint_formats.module_rules import (
     ModuleRules,
     first_text,

@@ -22,8 +22,12 @@ from quire.models.checkpoint_formats.checkpoint_format import (
 )
 from quire.models.checkpoint_formats.fp8_checkpoint import read_block
 from quire.models.checkpoint_formats.input_order import permutation_of
-from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec, num_groups
-from quire.models.checkpoint_formats.integer_linear import IntegerLinear
+from quire.models.checkpoint_formats.integer_linear import (
+    IntegerLinear,
+    group_problem,
+    integer_spec,
+    num_groups,
+)
 from quire.models.checkpoint_formats.module_rules import check_patterns
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
 from quire.models.checkpoint_formats.stored_int8 import GroupedBytes, Int8Linear

@@ -1,13 +1,18 @@
-"""Checkpoints in FP8 with `quant_method` fp8 (scales per tensor, or of blocks) or fbgemm_fp8.
+"""Checkpoints in FP8: `quant_method` fp8 (a scale per tensor or block), fbgemm_fp8, modelopt.
 
 No torch.
 """
 
 from __future__ import annotations
 
+import re
+from fnmatch import translate
+
 from quire.models.checkpoint_formats.module_rules import ModuleRules, read_ignored
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
 from quire.models.checkpoints.config_file import ConfigFile
+
+_MODELOPT = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "channel"}  # what has a scale
 
 
 def read_fp8(config: ConfigFile) -> ModuleRules:
@@ -33,6 +38,26 @@ def _rules(name: str, linear: Fp8Linear, config: ConfigFile) -> ModuleRules:
     rules, ignored = read_ignored(config, *keys)
     choice = f"{' and '.join(keys)} of {config.location}"
     return ModuleRules(name=name, linear=linear, rules=rules, ignored=ignored, choice=choice)
+
+
+def read_modelopt(config: ConfigFile) -> ModuleRules:
+    """The format of ModelOpt's quantization_config, or hf_quant_config.json.
+
+    Raises CheckpointError.
+    """
+    algorithm = config.text("quant_algo")
+    if algorithm not in _MODELOPT:
+        known = " or ".join(_MODELOPT)
+        raise config.wrong("quant_algo", f"is {algorithm!r}; take a checkpoint in {known}")
+    ignored = config.texts("ignore") + config.texts("exclude_modules")
+    return ModuleRules(
+        name="modelopt",
+        linear=Fp8Linear(config.location, "weight_scale", per=_MODELOPT[algorithm]),
+        rules=tuple((re.compile(translate(pattern)), None) for pattern in ignored),
+        ignored=frozenset(ignored),
+        has_head=True,
+        choice=f"ignore and exclude_modules of {config.location}",
+    )
 
 
 def read_block(config: ConfigFile, key: str) -> tuple[int, int]:

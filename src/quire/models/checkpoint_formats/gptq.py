@@ -14,8 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import SCALE_DTYPES, StoredTensor
 from quire.models.checkpoint_formats.input_order import permutation_of
-from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec, num_groups
-from quire.models.checkpoint_formats.integer_linear import IntegerLinear
+from quire.models.checkpoint_formats.integer_linear import (
+    IntegerLinear,
+    group_problem,
+    integer_spec,
+    num_groups,
+)
 from quire.models.checkpoint_formats.module_rules import ModuleRules, first_text, read_dynamic
 from quire.models.checkpoints.config_file import ConfigFile
 

@@ -13,8 +13,12 @@ from quire.models.checkpoint_formats.checkpoint_format import (
     StoredTensor,
     scale_shapes,
 )
-from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec, num_groups
-from quire.models.checkpoint_formats.integer_linear import IntegerLinear
+from quire.models.checkpoint_formats.integer_linear import (
+    IntegerLinear,
+    group_problem,
+    integer_spec,
+    num_groups,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,22 +53,11 @@ class Int8Linear(StoredLinear):
         """See `StoredLinear`."""
         from quire.kernels.byte_operands import ByteWeight
 
-        codes, scale = tensors["weight"], self._scale(tensors)
+        codes = tensors["weight"]
+        scale = tensors["weight_scale"].float().flatten().expand(len(codes)).contiguous()
         if not self.rounds:
             return ByteWeight(codes, scale[:, None], None, "int8_group", codes.shape[1])
         return Int8Weight(codes, scale, hadamard=False)
-
-    def _scale(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """A scale for each output."""
-        scale = tensors["weight_scale"].float().flatten()
-        return scale.expand(len(tensors["weight"])).contiguous()
-
-    def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
-        """See `StoredLinear`."""
-        from quire.kernels.torch_dtypes import torch_dtype
-
-        codes, scale = tensors["weight"], self._scale(tensors)
-        return (codes.float() * scale[:, None]).to(torch_dtype(dtype))
 
 
 @dataclass(frozen=True, slots=True)
