@@ -84,7 +84,7 @@ class StoredLinear(ABC):
     def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
         """The weight [n, k] that its tensors stand for, in a data type of PyTorch's.
 
-        By default that of its canonical rows, some rows at a time.
+        By default that of its canonical rows, whose inputs are in order, some rows at a time.
         """
         import torch
 
