@@ -30,7 +30,7 @@ from quire.models.checkpoint_formats.integer_linear import (
 )
 from quire.models.checkpoint_formats.module_rules import check_patterns
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
-from quire.models.checkpoint_formats.stored_int8 import GroupedBytes, Int8Linear
+from quire.models.checkpoint_formats.stored_int8 import GroupedBytesLinear, Int8Linear
 from quire.models.checkpoint_formats.stored_mxfp4 import MXFP4_GROUP, Mxfp4Linear
 from quire.models.checkpoints.config_file import ConfigFile
 
@@ -214,7 +214,7 @@ def _layout(group: ConfigFile, stored_as: str) -> StoredLinear:
         case "int", 8, "tensor" | "channel" if symmetric and not packed:
             return Int8Linear(where, rounds, strategy)
         case "int", 4 | 8, "group" | "channel" if symmetric and stored_as == "int-quantized":
-            return GroupedBytes(where, bits, size if strategy == "group" else -1, rounds)
+            return GroupedBytesLinear(where, bits, size if strategy == "group" else -1, rounds)
         case "int", 4 | 8, "group" | "channel" if stored_as == "pack-quantized":
             return PackedLinear(where, bits, size if strategy == "group" else -1, symmetric, rounds)
         case "float", 4, _ if symmetric and stored_as == "mxfp4-pack-quantized":

@@ -61,7 +61,7 @@ class Int8Linear(StoredLinear):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedBytes(IntegerLinear):
+class GroupedBytesLinear(IntegerLinear):
     """Signed codes [N, K] of 4 or 8 bits, a byte each, symmetric, and scales [N, groups].
 
     group: inputs that share a scale; -1 for all. rounds: whether activations are in eight bits.
