@@ -15,10 +15,8 @@ from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import ShortText
 from quire.server.http.openapi_entry import StructRules
 from quire.server.http.request_body import RequestBody, neutral_values
-from quire.server.model_registry import ModelRegistry
 
 _INDICES = range(MAX_TOOLS)  # that Ollama's own calls have
-LATEST = ":latest"  # the tag that Ollama's clients add to a name
 
 
 class OllamaFunction(msgspec.Struct, kw_only=True):
@@ -120,14 +118,6 @@ def parse_prompt(data: bytes) -> OllamaPrompt:
     if request.raw and request.system:
         raise invalid_value("system", "a raw prompt has none; leave one of the two out")
     return request
-
-
-def served_name(name: str | None, models: ModelRegistry) -> str | None:
-    """The name without the tag that Ollama's clients add, unless a model has it with the tag."""
-    if name is None or not name.endswith(LATEST):
-        return name
-    names = [known for known, _ in models.named_entries()]
-    return name if name in names else name.removesuffix(LATEST)
 
 
 RULES = (
