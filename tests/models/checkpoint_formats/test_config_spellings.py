@@ -17,6 +17,8 @@ from quantized_checkpoints import DOWN, METHODS, Change, write_quantized
 from torch import Tensor
 
 from quire import hub
+from quire.config import EngineConfig
+from quire.engine.startup.resolved_config import resolve
 from quire.errors import CheckpointError
 from quire.model_folder import QUANTIZATION_FILES
 from quire.models.checkpoint_formats.kv_cache_scheme import read_kv_cache_dtype
@@ -185,6 +187,12 @@ def test_odd_values_of_settings_are_read_or_refused_by_file(name: str) -> None:
                 if stored and not stored.problem(128, 256):
                     assert stored.tensors(128, 256)
                     stored.spec(256)
+
+
+def test_a_checkpoint_of_fbgemm_is_served_by_its_name_in_vllm(tmp_path: Path) -> None:
+    write_quantized("float_tokens", tmp_path, as_fbgemm)
+    given = EngineConfig.from_options(model=str(tmp_path), quantization="fbgemm_fp8")
+    assert resolve(given, "cpu").config.model.scheme == "none"
 
 
 def test_files_beside_config_json_are_downloaded() -> None:

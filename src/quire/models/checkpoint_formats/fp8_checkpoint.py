@@ -25,19 +25,19 @@ def read_fp8(config: ConfigFile) -> ModuleRules:
     # whoever writes the key, be it a null, gives scales DeepSeek's name
     scale = "weight_scale_inv" if key in config.values else "weight_scale"
     linear = Fp8Linear(where, scale, block)
-    return _rules("fp8", linear, config)
+    return _rules(linear, config)
 
 
 def read_fbgemm(config: ConfigFile) -> ModuleRules:
     """The format of FBGEMM's FP8: a scale per output. Raises CheckpointError."""
-    return _rules("fbgemm_fp8", Fp8Linear(config.location, "weight_scale", per="channel"), config)
+    return _rules(Fp8Linear(config.location, "weight_scale", per="channel"), config)
 
 
-def _rules(name: str, linear: Fp8Linear, config: ConfigFile) -> ModuleRules:
+def _rules(linear: Fp8Linear, config: ConfigFile) -> ModuleRules:
     keys = ("modules_to_not_convert", "ignored_layers")
     rules, ignored = read_ignored(config, *keys)
     choice = f"{' and '.join(keys)} of {config.location}"
-    return ModuleRules(name=name, linear=linear, rules=rules, ignored=ignored, choice=choice)
+    return ModuleRules(name="fp8", linear=linear, rules=rules, ignored=ignored, choice=choice)
 
 
 def read_modelopt(config: ConfigFile) -> ModuleRules:
