@@ -221,6 +221,7 @@ _ENCODERS: dict[str, Callable[[Singles], Bytes]] = {
     "Q5_K": _super_blocks(5),
     "Q6_K": _q6_k,
 }
+WRITTEN = tuple(_ENCODERS)  # of the types that are read
 
 
 # A checkpoint

@@ -20,6 +20,7 @@ from quire.config import EngineConfig
 from quire.errors import CheckpointError
 from quire.model_folder import (
     BUNDLED_FOLDER,
+    QUANTIZATION_FILES,
     check_kind,
     check_model_file,
     check_model_folder,
@@ -42,7 +43,8 @@ _OWNERS = "; a name on the hub begins with its owner, as in meta-llama/Llama-3.2
 _LIST_SECONDS = 10  # for the names of a repository's files, which only a message has
 # what a model needs to run; no pickles, no other frameworks' weights, no original checkpoints
 _NEEDED = ("config.json", "tokenizer.json")
-_WEIGHTS = ["model*.safetensors", "model.safetensors.index.json"]
+# AutoGPTQ called its files gptq_model-4bit-128g.safetensors and the like
+_WEIGHTS = ["model*.safetensors", "gptq_model*.safetensors", "model.safetensors.index.json"]
 _SMALL = [
     "config.json",
     "generation_config.json",
@@ -56,6 +58,7 @@ _SMALL = [
     "modules.json",
     "*_Pooling/config.json",
     "quire_quality.json",
+    *QUANTIZATION_FILES,
 ]
 
 

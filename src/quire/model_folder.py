@@ -20,6 +20,10 @@ from quire.errors import CheckpointError
 BUNDLED_FOLDER = Path(__file__).parent / "bundled"  # models that come with this version
 GGUF_LINK = "model.gguf"  # in a folder that was made of a GGUF file: a link to it
 NO_TOKENIZER = "no_tokenizer.txt"  # there, in place of a tokenizer that is not read: why
+# beside config.json where that has no quantization_config: the file, and the method it is of
+QUANTIZATION_FILES = {
+    "hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq",
+}  # fmt: skip
 QUANTIZE_RUN = "quire_quantize.json"  # in a folder that `quire quantize` writes: its settings
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _POINTER_BYTES = 1024  # a pointer is shorter
@@ -185,12 +189,17 @@ def parse_json(content: bytes) -> Any:
     return found
 
 
+def unfinished(file: Path) -> Path:
+    """The file that `write_whole` writes first; it stays where the process is killed meanwhile."""
+    return file.with_name(f".{file.name}.tmp")
+
+
 def write_whole(file: Path, write: Callable[[Path], object]) -> None:
     """Write a file under another name, and then put it in its place: whole, or not at all.
 
     Its mode is the umask's. Raises what `write` raises, and OSError.
     """
-    part = file.with_name(f".{file.name}.tmp")
+    part = unfinished(file)
     try:
         part.touch()
         mode = part.stat().st_mode  # safetensors leaves files to their owner

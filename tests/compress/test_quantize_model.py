@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -172,6 +174,36 @@ def test_a_run_that_was_killed_is_taken_up(base: Path, tmp_path: Path, method: s
     for folder in ("killed", "whole"):
         quantize(base, tmp_path / folder, recipe)
     assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
+
+
+def quantize_until_event(base: Path, out: Path, recipe: Recipe, number: int) -> None:
+    """In a process of its own: end by SIGKILL at that event on the output folder's files."""
+    events = itertools.count(1)
+
+    def kill(event: str, given: tuple[object, ...]) -> None:
+        is_event = event in ("open", "os.rename", "os.mkdir")
+        if is_event and str(out) in str(given[0]) and next(events) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(kill)
+    quantize(base, out, recipe)
+
+
+def test_a_run_may_be_killed_at_any_moment(base: Path, tmp_path: Path) -> None:
+    """Before each file is opened, and before it gets its name."""
+    recipe, fork = Recipe(method="rtn", group_size=32), multiprocessing.get_context("fork")
+    quantize(base, tmp_path / "whole", recipe)
+    for number in itertools.count(1):
+        given = base, tmp_path / f"killed_{number}", recipe, number
+        child = fork.Process(target=quantize_until_event, args=given)
+        child.start()
+        child.join(60)
+        if child.exitcode == 0:
+            break
+        assert child.exitcode == -signal.SIGKILL
+        quantize(base, given[1], recipe)
+        assert files_of(given[1]) == files_of(tmp_path / "whole")
+    assert number > 20
 
 
 def test_the_pooling_of_an_embedding_model_is_that_of_its_base(base: Path, tmp_path: Path) -> None:

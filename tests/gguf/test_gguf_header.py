@@ -64,7 +64,7 @@ def test_other_versions_are_refused(tmp_path: Path, content: bytes, version: int
 def test_types_that_are_not_read_are_named(tmp_path: Path, content: bytes) -> None:
     """The type Q8_0 (8) at the end of the tensor's description is replaced."""
     at = content.index(b"token_embd.weight") + len(b"token_embd.weight") + 4 + 16
-    for number, text in ((11, "has the type Q3_K, which is not read; take"), (77, "unknown type")):
+    for number, text in ((21, "has the type IQ3_S, which is not read; take"), (77, "unknown type")):
         wrong = content[:at] + struct.pack("<I", number) + content[at + 4 :]
         with pytest.raises(CheckpointError, match=f"token_embd.weight {text}|{text}"):
             read(tmp_path, wrong)

@@ -28,13 +28,13 @@ _CHECKPOINTS = {
     "gptq_marlin": "gptq",
     "inc": "auto-round",
     "modelopt_fp8": "modelopt",
+    "fbgemm_fp8": "fp8",
 }
 _NOT_READ = (
     "torchao",
     "quark",
     "hqq",
     "fp_quant",
-    "fbgemm_fp8",
     "experts_int8",
     "moe_wna16",
     "humming",

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire.compress.activation_aware_scaling import best_scale
 from quire.compress.block_error import BlockError
 from quire.compress.checkpoint_layout import CheckpointLayout, Packing
 from quire.compress.clipping import clipped_scales
@@ -23,6 +22,7 @@ from quire.compress.float_grid import FloatGrid
 from quire.compress.foldings import Folding, foldings
 from quire.compress.hessian_rounding import HessianRounding
 from quire.compress.input_errors import corrected, corrected_targets
+from quire.compress.input_scales import best_scale, smoothing_scale
 from quire.compress.input_statistics import ExactLayer, InputStatistics, input_statistics
 from quire.compress.integer_grid import IntegerGrid
 from quire.compress.layer_stream import LayerRunner
@@ -31,7 +31,6 @@ from quire.compress.model_parts import linears_of, set_weight, weight_of
 from quire.compress.packing import LEAST_ZERO
 from quire.compress.quantized_rows import CodedRows, nearest, nearest_codebook, nearest_fp8
 from quire.compress.recipe import Recipe
-from quire.compress.smoothing import smoothing_scale
 from quire.core.layer_spec import LayerSpec
 from quire.kernels.formats.mxfp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4

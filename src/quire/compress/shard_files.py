@@ -19,7 +19,7 @@ from torch import Tensor
 
 from quire.compress.recipe import Recipe
 from quire.errors import ConfigError
-from quire.model_folder import QUANTIZE_RUN, parse_json, write_whole
+from quire.model_folder import QUANTIZE_RUN, parse_json, unfinished, write_whole
 from quire.models.checkpoints.checkpoint import INDEX, Checkpoint
 from quire.models.checkpoints.safetensors_header import read_header
 from quire.models.config.quality_report import QUALITY_FILE
@@ -39,14 +39,15 @@ class ShardFiles:
         """Make the folder, or take up a run with the same record. Raises ConfigError."""
         if self._has_run(record):
             return
+        run = self.folder / QUANTIZE_RUN
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            is_empty = not any(self.folder.iterdir())
+            is_empty = all(path == unfinished(run) for path in self.folder.iterdir())
         except OSError as error:
             raise _not_written(self.folder, error) from error
         if not is_empty:
             raise ConfigError(f"out: {self.folder} is not empty; name another folder")
-        _write_json(self.folder / QUANTIZE_RUN, record)
+        _write_json(run, record)
 
     def is_finished(self, record: dict[str, Any]) -> bool:
         """Whether the folder has all of a run with this record. Raises ConfigError."""

@@ -75,11 +75,24 @@ def with_state(**changes: Any) -> dict[str, Tensor]:
         (with_state(shape="8"), "has not blocks of 64 and the shape"),
         (with_state(nested_offset="x"), "is damaged"),
         (with_state() | {STATE: torch.zeros(3, dtype=torch.uint8)}, "is damaged .Expecting"),
+        (with_state() | {STATE: torch.zeros(3, 2, dtype=torch.uint8)}, "is damaged .*truncated"),
         (with_state() | {STATE: torch.full((99_999,), ord("["), dtype=torch.uint8)}, "nested too"),
         (with_state() | {"weight.quant_map": torch.zeros(16)}, "not the numbers of NF4"),
         (with_state() | {"weight.absmax": torch.full((8,), 1e6)}, "beyond those of float16"),
     ],
-    ids=["blocks", "shape", "negative", "bool", "text", "offset", "json", "nested", "map", "scale"],
+    ids=[
+        "blocks",
+        "shape",
+        "negative",
+        "bool",
+        "text",
+        "offset",
+        "json",
+        "wide",
+        "nested",
+        "map",
+        "scale",
+    ],
 )
 def test_settings_that_do_not_fit_are_refused(tensors: dict[str, Tensor], text: str) -> None:
     with pytest.raises(ValueError, match=text):

@@ -10,14 +10,13 @@ import pytest
 import torch
 from harmed_checkpoints import case_id, cast, check_refused, configure, drop, spoil
 from harness import load_folder
-from quantized_checkpoints import DOWN, Change, write_quantized
+from quantized_checkpoints import DOWN, METHODS, Change, write_quantized
 from torch import Tensor
 
 from quire.compress.model_parts import ModelParts
 from quire.config import ModelSettings
 from quire.errors import CheckpointError
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
-from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
 from quire.models.config.model_config import ModelConfig
 
 
@@ -35,12 +34,23 @@ def test_gate_and_up_are_in_fp8_on_a_gpu_whatever_down_is(tmp_path: Path) -> Non
     assert numbers == {DOWN, "lm_head"}
 
 
-@pytest.mark.parametrize("block", [(128, 128), None])
-def test_codes_in_fp8_that_are_no_number_are_refused(block: tuple[int, int] | None) -> None:
-    linear = Fp8Linear("config.json", "scale", block, rounds=False)
-    codes = torch.full((128, 128), 0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn)
-    with pytest.raises(ValueError, match="not a number"):
-        linear.rows({"weight": codes, "scale": torch.ones(1, 1)})
+def not_a_number(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+    """The last code of a weight."""
+    tensors["model.layers.0.mlp.up_proj.weight"].view(torch.uint8)[-1, -1] = 0xFF
+
+
+FP8_METHODS = [name for name in METHODS if name.startswith(("fp8", "float", "modelopt"))]
+
+
+@pytest.mark.parametrize("setting", ["none", "fp8"])
+@pytest.mark.parametrize("name", FP8_METHODS)
+def test_codes_in_fp8_that_are_not_a_number_are_refused(
+    name: str, setting: str, tmp_path: Path
+) -> None:
+    """Whatever becomes of them: requests would fail, without a word of which weight it is."""
+    write_quantized(name, tmp_path, not_a_number)
+    with pytest.raises(CheckpointError, match="up_proj: its weight has a number that is not fin"):
+        load_folder(tmp_path, prepared_weights="none", quantization=setting)
 
 
 @pytest.mark.parametrize("name", ["float_tokens", "fp8_block"])

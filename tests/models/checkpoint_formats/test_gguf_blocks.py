@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import encode
+from gguf_files import WRITTEN, encode
 
 from quire.gguf.block_types import BLOCK_TYPES
 from quire.models.checkpoint_formats.gguf_blocks import dequantize
@@ -37,7 +37,7 @@ def test_numbers_are_those_of_the_package_to_the_last_bit(name: str) -> None:
     np.testing.assert_array_equal(dequantize(name, rows), expected)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name in WRITTEN])
 def test_encoded_numbers_come_back(name: str) -> None:
     numbers = np.random.default_rng(1).standard_normal((8, 512)).astype(np.float32)
     blocks = numbers.reshape(8, -1, 32)

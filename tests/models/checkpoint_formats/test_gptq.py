@@ -76,9 +76,9 @@ def test_biases_of_zeros_that_the_model_lacks_are_passed_over(tmp_path: Path) ->
             ("gptq", configure(checkpoint_format="gptq_v2", sym=sym), r"proj: its .*in 'gptq', but")
             for sym in (True, False)
         ),
-        ("gptq", as_version_2, r"proj: its .* in 'gptq_v2', but config.json says 'gptq'; correct"),
+        ("gptq", as_version_2, r"proj: its .* in 'gptq_v2', but quant.* says 'gptq'; correct"),
         ("gptq_v2", configure(checkpoint_format="gptq"), r"one off .*in 'gptq_v2', but .*'gptq'; "),
-        ("gptq_v2", as_version_1, r"one off .*in 'gptq', but config.json says 'gptq_v2'; correct"),
+        ("gptq_v2", as_version_1, r"one off .*in 'gptq', but .* says 'gptq_v2'; cor"),
         ("gptq_v2", configure(sym=True), r"proj: its qzeros are not those of symmetric codes"),
         ("gptq", configure(dynamic={"-:(": {}}), r"dynamic.-:\( holds '\(', which is not a reg"),
         ("gptq_order", drop("g_idx"), r"missing: model.layers.0.mlp.up_proj.g_idx"),

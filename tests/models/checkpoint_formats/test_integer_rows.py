@@ -7,7 +7,7 @@ import torch
 from quantized_checkpoints import words
 
 from quire.models.checkpoint_formats.awq import ORDER, rows_of
-from quire.models.checkpoint_formats.integer_layout import integer_spec
+from quire.models.checkpoint_formats.integer_linear import integer_spec
 from quire.models.checkpoint_formats.integer_rows import packed, unpacked, words_as_rows
 
 

@@ -8,7 +8,6 @@ Activations are rounded to bytes, each 32 with a scale of their own, as with INT
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from quire.kernels.formats.native_format import NATIVE_CODEBOOKS
@@ -51,20 +50,8 @@ class CodebookFormat(WeightFormat):
         """See `WeightFormat`."""
         return k // 2 + k // self.spec.group * self.scale_bytes
 
-    def rows(self, tensors: Mapping[str, Tensor]) -> CodebookWeight:
-        """See `WeightFormat`."""
-        codes, scale = tensors["codes"], tensors["scale"]
+    def _weight(self, codes: Tensor, scale: Tensor, *_: Tensor | None) -> CodebookWeight:
         return CodebookWeight(codes, scale, self.spec.codes, self.spec.group)
-
-    def round_rows(self, weight: Tensor) -> CodebookWeight:
-        """See `WeightFormat`."""
-        from quire.kernels.reference_quantized import by_pieces
-
-        return self.rows(dict(zip(("codes", "scale"), by_pieces(weight, self._round), strict=True)))
-
-    @abstractmethod
-    def _round(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes and scales of some rows of a weight."""
 
     @abstractmethod
     def wide_scales(self, scale: Tensor) -> Tensor:

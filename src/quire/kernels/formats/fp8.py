@@ -26,15 +26,12 @@ class Fp8(BytesByOutput):
 
     __slots__ = ()
 
-    def round_rows(self, weight: Tensor) -> Fp8Weight:
-        """See `WeightFormat`."""
+    def _round(self, weight: Tensor) -> tuple[Tensor, ...]:
         from quire.kernels.reference_fp8 import quantize_fp8
-        from quire.kernels.reference_quantized import by_pieces
 
-        codes, scale = by_pieces(weight, quantize_fp8)
-        return self._weight(codes, scale)
+        return quantize_fp8(weight)
 
-    def _weight(self, codes: Tensor, scale: Tensor) -> Fp8Weight:
+    def _weight(self, codes: Tensor, scale: Tensor, *_: Tensor | None) -> Fp8Weight:
         return Fp8Weight(codes, scale)
 
     def linear(self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
@@ -60,7 +57,7 @@ class Fp8A16(Fp8):
         """See `WeightFormat`: as Hopper's kernels have them."""
         return -(-k // CHUNK) * CHUNK + 4
 
-    def _weight(self, codes: Tensor, scale: Tensor) -> Fp8Weight:
+    def _weight(self, codes: Tensor, scale: Tensor, *_: Tensor | None) -> Fp8Weight:
         return Fp8Weight(codes, scale, rounds=False)
 
 

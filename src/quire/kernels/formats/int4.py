@@ -9,7 +9,6 @@ rotated, nor are their inputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from quire.kernels.formats.native_format import NativeFormat
@@ -41,33 +40,21 @@ class Int4(WeightFormat):
         scales = k // spec.group * (3 if spec.zeros else 2)
         return k // 2 + scales + (4 if spec.hadamard else 0)
 
-    def rows(self, tensors: Mapping[str, Tensor]) -> Int4Weight:
-        """See `WeightFormat`."""
-        spec = self.spec
-        zeros = tensors["zeros"] if spec.zeros else None
-        permutation = tensors["permutation"] if spec.permuted else None
-        codes, scale = tensors["codes"], tensors["scale"]
-        return Int4Weight(codes, scale, zeros, spec.group, spec.hadamard, permutation)
+    def _weight(
+        self, codes: Tensor, scale: Tensor, zeros: Tensor | None, permutation: Tensor | None
+    ) -> Int4Weight:
+        return Int4Weight(codes, scale, zeros, self.spec.group, self.spec.hadamard, permutation)
 
-    def round_rows(self, weight: Tensor) -> Int4Weight:
-        """See `WeightFormat`. Zero points are in the middle, and inputs in their own order."""
+    def _round(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """See `WeightFormat`. Zero points are in the middle."""
         import torch
 
-        from quire.kernels.reference_quantized import by_pieces, quantize_int4
+        from quire.kernels.reference_quantized import quantize_int4
 
-        spec = self.spec
-
-        def rounded(piece: Tensor) -> tuple[Tensor, Tensor]:
-            found = quantize_int4(piece, spec.group, hadamard=spec.hadamard)
+        found = quantize_int4(weight, self.spec.group, hadamard=self.spec.hadamard)
+        if not self.spec.zeros:
             return found.codes, found.scale
-
-        tensors = dict(zip(("codes", "scale"), by_pieces(weight, rounded), strict=True))
-        if spec.zeros:
-            tensors["zeros"] = torch.full_like(tensors["scale"], 8, dtype=torch.uint8)
-        if spec.permuted:
-            order = torch.arange(weight.shape[1], dtype=torch.int32, device=weight.device)
-            tensors["permutation"] = order
-        return self.rows(tensors)
+        return found.codes, found.scale, torch.full_like(found.scale, 8, dtype=torch.uint8)
 
     def dequantize(self, weight: QuantizedWeight) -> Tensor:
         """See `WeightFormat`. Inputs are in the weight's order."""

@@ -14,8 +14,6 @@ they are not rounded at all; such codes of checkpoints become numbers on a CPU w
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from quire.kernels.formats.native_format import NativeFormat
@@ -24,8 +22,6 @@ from quire.kernels.operands import Int8Weight, QuantizedWeight, QuantSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from quire.kernels.byte_operands import ByteWeight
 
 GROUP_STEP = 32  # groups are multiples of it
 CHUNK = 256  # columns that a GPU reads at a time
@@ -39,14 +35,6 @@ class BytesByOutput(WeightFormat):
     def row_bytes(self, k: int) -> int:
         """See `WeightFormat`."""
         return k + 4
-
-    def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
-        """See `WeightFormat`."""
-        return self._weight(tensors["codes"], tensors["scale"])
-
-    @abstractmethod
-    def _weight(self, codes: Tensor, scale: Tensor) -> QuantizedWeight:
-        """The weight of this format."""
 
     def dequantize(self, weight: QuantizedWeight) -> Tensor:
         """See `WeightFormat`."""
@@ -63,18 +51,13 @@ class Int8(BytesByOutput):
     }
     is_rounded_natively: ClassVar[bool] = True
 
-    def round_rows(self, weight: Tensor) -> Int8Weight:
-        """See `WeightFormat`."""
-        from quire.kernels.reference_quantized import by_pieces, quantize_int8
+    def _round(self, weight: Tensor) -> tuple[Tensor, ...]:
+        from quire.kernels.reference_quantized import quantize_int8
 
-        def rounded(piece: Tensor) -> tuple[Tensor, Tensor]:
-            found = quantize_int8(piece, hadamard=self.spec.hadamard)
-            return found.codes, found.scale
+        found = quantize_int8(weight, hadamard=self.spec.hadamard)
+        return found.codes, found.scale
 
-        codes, scale = by_pieces(weight, rounded)
-        return self._weight(codes, scale)
-
-    def _weight(self, codes: Tensor, scale: Tensor) -> Int8Weight:
+    def _weight(self, codes: Tensor, scale: Tensor, *_: Tensor | None) -> Int8Weight:
         return Int8Weight(codes, scale, self.spec.hadamard)
 
     def linear(self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
@@ -95,7 +78,7 @@ class Int8A16(Int8):
     __slots__ = ()
     native_formats: ClassVar[Variants] = {(False, False): NativeFormat.INT8_A16}
 
-    def _weight(self, codes: Tensor, scale: Tensor) -> Int8Weight:
+    def _weight(self, codes: Tensor, scale: Tensor, *_: Tensor | None) -> Int8Weight:
         return Int8Weight(codes, scale, hadamard=False, rounds=False)
 
 
@@ -119,32 +102,12 @@ class GroupedBytes(WeightFormat):
             return whole + 4
         return whole + whole // math.gcd(spec.group, 128) * (3 if spec.zeros else 2) + 4
 
-    def rows(self, tensors: Mapping[str, Tensor]) -> ByteWeight:
-        """See `WeightFormat`."""
+    def _weight(
+        self, codes: Tensor, scale: Tensor, zeros: Tensor | None, permutation: Tensor | None
+    ) -> QuantizedWeight:
         from quire.kernels.byte_operands import ByteWeight
 
-        spec = self.spec
-        zeros = tensors["zeros"] if spec.zeros else None
-        permutation = tensors["permutation"] if spec.permuted else None
-        codes, scale = tensors["codes"], tensors["scale"]
-        return ByteWeight(codes, scale, zeros, spec.codes, spec.group, permutation)
-
-    def round_rows(self, weight: Tensor) -> ByteWeight:
-        """See `WeightFormat`. Inputs are in their own order."""
-        import torch
-
-        from quire.kernels.reference_quantized import by_pieces
-
-        names = ("codes", "scale", "zeros") if self.spec.zeros else ("codes", "scale")
-        tensors = dict(zip(names, by_pieces(weight, self._round), strict=True))
-        if self.spec.permuted:
-            order = torch.arange(weight.shape[1], dtype=torch.int32, device=weight.device)
-            tensors["permutation"] = order
-        return self.rows(tensors)
-
-    @abstractmethod
-    def _round(self, weight: Tensor) -> tuple[Tensor, ...]:
-        """Codes, scales and, where there are any, zero points of some rows of a weight."""
+        return ByteWeight(codes, scale, zeros, self.spec.codes, self.spec.group, permutation)
 
     def dequantize(self, weight: QuantizedWeight) -> Tensor:
         """See `WeightFormat`. Inputs are in the weight's order."""

@@ -28,7 +28,7 @@ class Mxfp4(CodebookFormat):
     native_formats: ClassVar[Variants] = {(False, False): NativeFormat.MXFP4}
     scale_bytes: ClassVar[int] = 1
 
-    def _round(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def _round(self, weight: Tensor) -> tuple[Tensor, ...]:
         from quire.kernels.reference_codebook import quantize_mxfp4
 
         return quantize_mxfp4(weight, self.spec.group)

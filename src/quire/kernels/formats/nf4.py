@@ -33,7 +33,7 @@ class Nf4(CodebookFormat):
     scale_bytes: ClassVar[int] = 2
     has_float16_scales: ClassVar[bool] = True
 
-    def _round(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def _round(self, weight: Tensor) -> tuple[Tensor, ...]:
         from quire.kernels.reference_codebook import quantize_by_largest
 
         return quantize_by_largest(weight, self.spec.group, self.numbers)

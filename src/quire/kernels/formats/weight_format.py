@@ -78,17 +78,41 @@ class WeightFormat(ABC):
                 raise LookupError(f"its {name} has the shape {list(shape)}, not {list(groups)}")
         return int(n), k
 
-    @abstractmethod
     def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
         """Canonical rows from stored tensors: `codes`, `scale`, in some `zeros`, `permutation`.
 
         Dimension 0 of each is the outputs (of `permutation` the inputs); `kernels.pack` then packs
         them for a device. Raises LookupError where one is missing.
         """
+        zeros = tensors["zeros"] if self.spec.zeros else None
+        permutation = tensors["permutation"] if self.spec.permuted else None
+        return self._weight(tensors["codes"], tensors["scale"], zeros, permutation)
+
+    def round_rows(self, weight: Tensor) -> QuantizedWeight:
+        """A weight [N, K] rounded to canonical rows, some rows at a time. Twin of the library's.
+
+        Inputs are in their own order.
+        """
+        import torch
+
+        from quire.kernels.reference_quantized import by_pieces
+
+        names = ("codes", "scale", "zeros") if self.spec.zeros else ("codes", "scale")
+        tensors = dict(zip(names, by_pieces(weight, self._round), strict=True))
+        if self.spec.permuted:
+            order = torch.arange(weight.shape[1], dtype=torch.int32, device=weight.device)
+            tensors["permutation"] = order
+        return self.rows(tensors)
 
     @abstractmethod
-    def round_rows(self, weight: Tensor) -> QuantizedWeight:
-        """A weight [N, K] rounded to canonical rows, some rows at a time. Twin of the library's."""
+    def _weight(
+        self, codes: Tensor, scale: Tensor, zeros: Tensor | None, permutation: Tensor | None
+    ) -> QuantizedWeight:
+        """Canonical rows. zeros, permutation: as its spec has them."""
+
+    @abstractmethod
+    def _round(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """Codes, scales and, where there are any, zero points of some rows of a weight."""
 
     @abstractmethod
     def dequantize(self, weight: QuantizedWeight) -> Tensor:

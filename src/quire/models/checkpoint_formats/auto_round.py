@@ -30,7 +30,13 @@ def read_auto_round(config: ConfigFile) -> ModuleRules:
     rules = [(re.compile(f"{re.escape(name)}$"), each) for name, each in own.items()]
     rules += [(re.compile(f".*?(?:{pattern})"), each) for pattern, each in own.items()]
     has_head = own.get("lm_head") is not None
-    return ModuleRules(name="auto-round", linear=linear, rules=tuple(rules), has_head=has_head)
+    return ModuleRules(
+        name="auto-round",
+        linear=linear,
+        rules=tuple(rules),
+        has_head=has_head,
+        choice=f"extra_config of {config.location}",
+    )
 
 
 def _own_settings(config: ConfigFile) -> dict[str, StoredLinear | None]:
@@ -52,7 +58,7 @@ def _linear(config: ConfigFile, own: ConfigFile, bits: int) -> StoredLinear | No
     """The layout of modules with their own settings; None for those that are not quantized."""
     if bits in _FULL_BITS:
         return None
-    where, packing = config.where.rstrip("."), config.text("packing_format", "auto")
+    where, packing = config.location, config.text("packing_format", "auto")
     group = own.integer("group_size", config.integer("group_size", -1, low=-1), low=-1)
     symmetric = own.boolean("sym", config.boolean("sym", True))
     if packing in _AWQ and bits == 4:

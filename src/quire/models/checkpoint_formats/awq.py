@@ -7,14 +7,23 @@ N / 8] likewise; scales [K / group, N]. (Lin et al., 2024; AutoAWQ's `gemm`)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import SCALE_DTYPES, StoredTensor
-from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec, num_groups
-from quire.models.checkpoint_formats.integer_linear import IntegerLinear
-from quire.models.checkpoint_formats.module_rules import ModuleRules, read_ignored
+from quire.models.checkpoint_formats.integer_linear import (
+    IntegerLinear,
+    group_problem,
+    integer_spec,
+    num_groups,
+)
+from quire.models.checkpoint_formats.module_rules import (
+    ModuleRules,
+    first_text,
+    read_dynamic,
+    read_ignored,
+)
 from quire.models.checkpoints.config_file import ConfigFile
 
 if TYPE_CHECKING:
@@ -84,13 +93,31 @@ def read_awq(config: ConfigFile) -> ModuleRules:
 
     `zero_point` is not looked at: where it is false (AutoRound, GPTQModel), qzeros are all 8.
     """
-    bits = config.integer("bits", config.integer("w_bit", 4))
-    if bits != 4:
-        raise config.wrong("bits", f"is {bits}, but AWQ is read with 4; take another checkpoint")
-    version = config.text("version", "gemm")
+    _read_bits(config, config.integer("w_bit", 4))
+    key, version = first_text(config, ("version", "format", "checkpoint_format"), "gemm")
     if version.lower() != "gemm":
-        raise config.wrong("version", f"is {version!r}; take a checkpoint in AWQ's 'gemm' packing")
+        raise config.wrong(key, f"is {version!r}; take a checkpoint in AWQ's 'gemm' packing")
     group = config.integer("group_size", config.integer("q_group_size", 128, low=-1), low=-1)
     rules, ignored = read_ignored(config, "modules_to_not_convert")
-    linear = AwqLinear(config.where.rstrip("."), group)
-    return ModuleRules(name="awq", linear=linear, rules=rules, ignored=ignored)
+    linear = AwqLinear(config.location, group)
+    return ModuleRules(
+        name="awq",
+        linear=linear,
+        rules=rules + read_dynamic(config, linear, _changed),
+        ignored=ignored,
+        has_head=config.boolean("lm_head", False),
+        choice=f"modules_to_not_convert, dynamic and lm_head of {config.location}",
+    )
+
+
+def _read_bits(config: ConfigFile, default: int = 4) -> None:
+    """Raise CheckpointError for codes that have not four bits."""
+    bits = config.integer("bits", default)
+    if bits != 4:
+        raise config.wrong("bits", f"is {bits}, but AWQ is read with 4; take another checkpoint")
+
+
+def _changed(linear: AwqLinear, config: ConfigFile) -> AwqLinear:
+    """The layout of modules with their own settings, as GPTQModel writes them."""
+    _read_bits(config)
+    return replace(linear, group=config.integer("group_size", linear.group, low=-1))

@@ -130,7 +130,7 @@ class FourBitLinear(StoredLinear):
     def _state(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """The settings, which are JSON. Raises ValueError for what is none."""
         try:
-            found = parse_json(bytes(tensors[self._state_name].tolist()))
+            found = parse_json(bytes(tensors[self._state_name].flatten().tolist()))
         except ValueError as error:
             raise ValueError(
                 f"its {self._state_name} is damaged ({error}); download the file again"
@@ -194,7 +194,7 @@ class EightBitLinear(StoredLinear):
 
 def read_bitsandbytes(config: ConfigFile) -> ModuleRules:
     """The format of a quantization_config. Raises CheckpointError."""
-    where = config.where.rstrip(".")
+    where = config.location
     linear: StoredLinear | None = None
     if config.boolean("load_in_8bit", config.boolean("_load_in_8bit", False)):
         linear = EightBitLinear(where)
@@ -202,9 +202,16 @@ def read_bitsandbytes(config: ConfigFile) -> ModuleRules:
         linear = _four_bits(config, where)
     if linear is None:
         raise config.wrong("load_in_4bit", "and load_in_8bit are false; take the 16-bit checkpoint")
-    rules, ignored = read_ignored(config, "llm_int8_skip_modules")
+    skipped = "llm_int8_skip_modules"
+    rules, ignored = read_ignored(config, skipped)
     return ModuleRules(
-        name="bitsandbytes", linear=linear, rules=rules, ignored=ignored, otherwise="int8"
+        name="bitsandbytes",
+        linear=linear,
+        rules=rules,
+        ignored=ignored,
+        has_head=config.get(skipped) is not None,  # without a list, transformers skips the head
+        choice=f"{skipped} of {config.location}",
+        otherwise="int8",
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar
 
 from quire.kernels.operands import QuantSpec
@@ -80,9 +81,25 @@ class StoredLinear(ABC):
         Raises ValueError for content that the config file excludes.
         """
 
-    @abstractmethod
     def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
-        """The weight [n, k] that its tensors stand for, in a data type of PyTorch's."""
+        """The weight [n, k] that its tensors stand for, in a data type of PyTorch's.
+
+        By default that of its canonical rows, whose inputs are in order, some rows at a time.
+        """
+        import torch
+
+        from quire.kernels.formats.table import format_of
+        from quire.kernels.reference_arrays import few_rows
+        from quire.kernels.reference_quantized import PIECE_ELEMENTS
+        from quire.kernels.torch_dtypes import torch_dtype
+        from quire.quantization.stored_weight import sizes_of
+
+        weight = self.rows(tensors)
+        n, k = sizes_of(weight)
+        out = torch.empty(n, k, dtype=torch_dtype(dtype), device=weight.codes.device)
+        for own in few_rows(n, k, PIECE_ELEMENTS):
+            out[own] = format_of(weight.spec).dequantize(weight.map_rows(itemgetter(own)))
+        return out
 
     def order(self, k: int) -> tuple[str, int] | None:  # noqa: ARG002
         """The tensor that has the group of each input, if any, and how many groups there are."""
@@ -90,20 +107,24 @@ class StoredLinear(ABC):
 
     @property
     def settings(self) -> str:
-        """The config file's entry on quantization, for messages."""
+        """The config file's entry on quantization, for messages: " (group_size=128)", or ""."""
         own = [field.name for field in fields(self) if field.name != "source"]
         named = ((self.config_names.get(name, name), getattr(self, name)) for name in own)
-        return ", ".join(f"{name}={value!r}" for name, value in named if name)
+        found = ", ".join(f"{name}={value!r}" for name, value in named if name)
+        return f" ({found})" if found else ""
 
 
 class CheckpointFormat(ABC):
     """Quantization of a checkpoint's weights. It can be compared and hashed.
 
-    name: of the method, as config.json has it. otherwise: scheme on CPUs of quantized weights whose
-    codes are not kept; "none", and on GPUs: they become numbers of the model's data type.
+    name: of the method, as config.json has it. choice: the settings that say which modules are
+    quantized, for messages; empty where the tensors say it. otherwise: scheme on CPUs of quantized
+    weights whose codes are not kept; "none", and on GPUs: they become numbers of the model's data
+    type.
     """
 
     name: str
+    choice: str = ""
     otherwise: str = "none"
 
     @abstractmethod

@@ -22,11 +22,15 @@ from quire.models.checkpoint_formats.checkpoint_format import (
 )
 from quire.models.checkpoint_formats.fp8_checkpoint import read_block
 from quire.models.checkpoint_formats.input_order import permutation_of
-from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec, num_groups
-from quire.models.checkpoint_formats.integer_linear import IntegerLinear
+from quire.models.checkpoint_formats.integer_linear import (
+    IntegerLinear,
+    group_problem,
+    integer_spec,
+    num_groups,
+)
 from quire.models.checkpoint_formats.module_rules import check_patterns
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
-from quire.models.checkpoint_formats.stored_int8 import GroupedBytes, Int8Linear
+from quire.models.checkpoint_formats.stored_int8 import GroupedBytesLinear, Int8Linear
 from quire.models.checkpoint_formats.stored_mxfp4 import MXFP4_GROUP, Mxfp4Linear
 from quire.models.checkpoints.config_file import ConfigFile
 
@@ -120,6 +124,7 @@ class CompressedTensors(CheckpointFormat):
 
     groups: tuple[tuple[tuple[str, ...], StoredLinear], ...]
     ignored: tuple[str, ...]
+    choice: str
     name: str = "compressed-tensors"
 
     def stored_linear(self, module: str) -> StoredLinear | None:
@@ -145,6 +150,11 @@ def read_compressed_tensors(config: ConfigFile) -> CompressedTensors:
     if status != "compressed":
         raise config.wrong("quantization_status", f"is {status!r}; save the checkpoint compressed")
     _check_transforms(config.section("transform_config"))
+    sparsity = config.section("sparsity_config")
+    if sparsity is not None and (stored_as := sparsity.text("format", "dense")) != "dense":
+        raise sparsity.wrong(
+            "format", f"is {stored_as!r}; save the checkpoint without compressing zeros"
+        )
     section = config.section("config_groups")
     if section is None:
         raise config.wrong("config_groups", "is missing; take the config file of the checkpoint")
@@ -155,7 +165,9 @@ def read_compressed_tensors(config: ConfigFile) -> CompressedTensors:
             raise section.wrong(name, "is empty; take the config file of the checkpoint")
         layout = _layout(group, group.text("format", config.text("format", "")))
         groups.append((_targets(group, "targets"), layout))
-    return CompressedTensors(tuple(groups), _targets(config, "ignore"))
+    return CompressedTensors(
+        tuple(groups), _targets(config, "ignore"), f"targets and ignore of {config.location}"
+    )
 
 
 def _check_transforms(config: ConfigFile | None) -> None:
@@ -193,7 +205,7 @@ def _layout(group: ConfigFile, stored_as: str) -> StoredLinear:
     strategy = weights.text("strategy", "group" if weights.get("group_size") else "tensor")
     activations = group.section("input_activations")
     rounds = activations is not None and activations.integer("num_bits", 8) == 8
-    where, symmetric = weights.where.rstrip("."), weights.boolean("symmetric", True)
+    where, symmetric = weights.location, weights.boolean("symmetric", True)
     packed, size = stored_as.endswith("pack-quantized"), weights.integer("group_size", -1, low=-1)
     match kind, bits, strategy:
         case "float", 8, "tensor" | "channel" | "block" if symmetric and not packed:
@@ -202,7 +214,7 @@ def _layout(group: ConfigFile, stored_as: str) -> StoredLinear:
         case "int", 8, "tensor" | "channel" if symmetric and not packed:
             return Int8Linear(where, rounds, strategy)
         case "int", 4 | 8, "group" | "channel" if symmetric and stored_as == "int-quantized":
-            return GroupedBytes(where, bits, size if strategy == "group" else -1, rounds)
+            return GroupedBytesLinear(where, bits, size if strategy == "group" else -1, rounds)
         case "int", 4 | 8, "group" | "channel" if stored_as == "pack-quantized":
             return PackedLinear(where, bits, size if strategy == "group" else -1, symmetric, rounds)
         case "float", 4, _ if symmetric and stored_as == "mxfp4-pack-quantized":

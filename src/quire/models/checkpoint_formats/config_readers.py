@@ -9,10 +9,9 @@ from quire.models.checkpoint_formats.awq import read_awq
 from quire.models.checkpoint_formats.bitsandbytes import read_bitsandbytes
 from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat
 from quire.models.checkpoint_formats.compressed_tensors import read_compressed_tensors
-from quire.models.checkpoint_formats.fp8_checkpoint import read_fp8
+from quire.models.checkpoint_formats.fp8_checkpoint import read_fbgemm, read_fp8, read_modelopt
 from quire.models.checkpoint_formats.gguf_format import read_gguf
 from quire.models.checkpoint_formats.gptq import read_gptq
-from quire.models.checkpoint_formats.modelopt import read_modelopt
 from quire.models.checkpoints.config_file import ConfigFile
 
 READERS: dict[str, Callable[[ConfigFile], CheckpointFormat]] = {
@@ -20,6 +19,7 @@ READERS: dict[str, Callable[[ConfigFile], CheckpointFormat]] = {
     "awq": read_awq,
     "bitsandbytes": read_bitsandbytes,
     "compressed-tensors": read_compressed_tensors,
+    "fbgemm_fp8": read_fbgemm,
     "fp8": read_fp8,
     "gguf": read_gguf,
     "gptq": read_gptq,

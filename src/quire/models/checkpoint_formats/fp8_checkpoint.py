@@ -1,10 +1,18 @@
-"""Checkpoints with `quant_method` fp8: scales per tensor, or of blocks (DeepSeek's). No torch."""
+"""Checkpoints in FP8: `quant_method` fp8 (a scale per tensor or block), fbgemm_fp8, modelopt.
+
+No torch.
+"""
 
 from __future__ import annotations
+
+import re
+from fnmatch import translate
 
 from quire.models.checkpoint_formats.module_rules import ModuleRules, read_ignored
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
 from quire.models.checkpoints.config_file import ConfigFile
+
+_MODELOPT = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "channel"}  # what has a scale
 
 
 def read_fp8(config: ConfigFile) -> ModuleRules:
@@ -12,18 +20,51 @@ def read_fp8(config: ConfigFile) -> ModuleRules:
     fmt = config.text("fmt", "e4m3")
     if fmt not in ("e4m3", "float8_e4m3fn"):
         raise config.wrong("fmt", f"is {fmt!r}; take a checkpoint in e4m3")
-    rules, ignored = read_ignored(config, "modules_to_not_convert", "ignored_layers")
-    key, where = "weight_block_size", config.where.rstrip(".")
+    key, where = "weight_block_size", config.location
     block = None if config.get(key) is None else read_block(config, key)
     # whoever writes the key, be it a null, gives scales DeepSeek's name
     scale = "weight_scale_inv" if key in config.values else "weight_scale"
     linear = Fp8Linear(where, scale, block)
-    return ModuleRules(name="fp8", linear=linear, rules=rules, ignored=ignored)
+    return _rules(linear, config)
+
+
+def read_fbgemm(config: ConfigFile) -> ModuleRules:
+    """The format of FBGEMM's FP8: a scale per output. Raises CheckpointError."""
+    return _rules(Fp8Linear(config.location, "weight_scale", per="channel"), config)
+
+
+def _rules(linear: Fp8Linear, config: ConfigFile) -> ModuleRules:
+    keys = ("modules_to_not_convert", "ignored_layers")
+    rules, ignored = read_ignored(config, *keys)
+    choice = f"{' and '.join(keys)} of {config.location}"
+    return ModuleRules(name="fp8", linear=linear, rules=rules, ignored=ignored, choice=choice)
+
+
+def read_modelopt(config: ConfigFile) -> ModuleRules:
+    """The format of ModelOpt's quantization_config, or hf_quant_config.json.
+
+    Raises CheckpointError.
+    """
+    algorithm = config.text("quant_algo")
+    if algorithm not in _MODELOPT:
+        known = " or ".join(_MODELOPT)
+        raise config.wrong("quant_algo", f"is {algorithm!r}; take a checkpoint in {known}")
+    ignored = config.texts("ignore") + config.texts("exclude_modules")
+    return ModuleRules(
+        name="modelopt",
+        linear=Fp8Linear(config.location, "weight_scale", per=_MODELOPT[algorithm]),
+        rules=tuple((re.compile(translate(pattern)), None) for pattern in ignored),
+        ignored=frozenset(ignored),
+        has_head=True,
+        choice=f"ignore and exclude_modules of {config.location}",
+    )
 
 
 def read_block(config: ConfigFile, key: str) -> tuple[int, int]:
     """Rows and columns that share a scale. Raises CheckpointError."""
     block = config.get(key)
+    if isinstance(block, str):  # "128x128", as compressed-tensors once wrote it
+        block = [int(size) for size in block.split("x") if size.isdecimal() and len(size) < 10]
     whole = isinstance(block, list) and all(type(size) is int and size > 0 for size in block)
     if not whole or len(block) != 2:
         raise config.wrong(key, f"is {block!r}; it must be two whole numbers, such as [128, 128]")

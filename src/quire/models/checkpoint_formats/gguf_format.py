@@ -94,7 +94,7 @@ class GgufFormat(CheckpointFormat):
     def stored_linear(self, module: str) -> StoredLinear | None:
         """See `CheckpointFormat`."""
         kind = _by_module(self.types).get(module)
-        return None if kind is None else BlockLinear("quantization_config.types", kind)
+        return None if kind is None else BlockLinear("the GGUF file", kind)
 
     def stored_table(self, module: str) -> StoredLinear | None:
         """See `CheckpointFormat`."""

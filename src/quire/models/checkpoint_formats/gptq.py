@@ -7,7 +7,6 @@ g_idx [K]: the group of each input. (Frantar et al., 2023; AutoGPTQ, GPTQModel, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,9 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import SCALE_DTYPES, StoredTensor
 from quire.models.checkpoint_formats.input_order import permutation_of
-from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec, num_groups
-from quire.models.checkpoint_formats.integer_linear import IntegerLinear
-from quire.models.checkpoint_formats.module_rules import ModuleRules, Rule, check_patterns
+from quire.models.checkpoint_formats.integer_linear import (
+    IntegerLinear,
+    group_problem,
+    integer_spec,
+    num_groups,
+)
+from quire.models.checkpoint_formats.module_rules import ModuleRules, first_text, read_dynamic
 from quire.models.checkpoints.config_file import ConfigFile
 
 if TYPE_CHECKING:
@@ -100,8 +103,8 @@ class GptqLinear(IntegerLinear):
             return zeros
         if not bool((zeros == half).all()):
             raise ValueError(
-                "its qzeros are not those of symmetric codes, but config.json says sym is true; "
-                "correct sym"
+                "its qzeros are not those of symmetric codes, but sym of "
+                f"{self.source} is true; correct it"
             )
         return None
 
@@ -123,39 +126,44 @@ class GptqLinear(IntegerLinear):
     def _other_version(self, what: str) -> ValueError:
         own, other = ("gptq", "gptq_v2") if self.stores_less else ("gptq_v2", "gptq")
         return ValueError(
-            f"its qzeros are {what} in {other!r}, but config.json says {own!r}; "
-            "correct checkpoint_format"
+            f"its qzeros are {what} in {other!r}, but {self.source} says {own!r}; correct its "
+            "checkpoint_format (AutoRound's packing_format)"
         )
 
 
 def read_gptq(config: ConfigFile) -> ModuleRules:
     """The format of a quantization_config. Raises CheckpointError."""
-    version = config.text("checkpoint_format", "gptq")
+    if config.boolean("is_marlin_format", False):
+        raise config.wrong("is_marlin_format", "is true; take a checkpoint in GPTQ's own packing")
+    key, version = first_text(config, ("checkpoint_format", "format"), "gptq")
     if version not in ("gptq", "gptq_v2"):
-        raise config.wrong(
-            "checkpoint_format", f"is {version!r}; take a checkpoint in 'gptq' or 'gptq_v2'"
-        )
+        raise config.wrong(key, f"is {version!r}; take a checkpoint in 'gptq' or 'gptq_v2'")
     linear = GptqLinear(
-        config.where.rstrip("."),
+        config.location,
         read_bits(config, config.integer("bits")),
         config.integer("group_size", -1, low=-1),
         config.boolean("sym", True),
         config.boolean("desc_act", False),
         version == "gptq",
     )
-    blocks = config.get("modules_in_block_to_quantize") or []
-    only = tuple(
-        name for names in blocks for name in (names if isinstance(names, list) else [names])
-    )
-    if not all(isinstance(name, str) for name in only):
-        raise config.wrong("modules_in_block_to_quantize", "must be lists of names")
     return ModuleRules(
         name="gptq",
         linear=linear,
-        rules=_dynamic(config, linear),
-        only=only,
+        rules=read_dynamic(config, linear, _changed),
+        only=_chosen(config, "modules_in_block_to_quantize"),
         has_head=config.boolean("lm_head", False),
+        choice=f"dynamic and lm_head of {config.location}",
     )
+
+
+def _chosen(config: ConfigFile, key: str) -> tuple[str, ...]:
+    """Words of modules that are quantized, from a list of lists. Raises CheckpointError."""
+    blocks, found = config.get(key) or [], list[Any]()
+    for names in blocks if isinstance(blocks, list) else [None]:
+        found += names if isinstance(names, list) else [names]
+    if not all(isinstance(name, str) for name in found):
+        raise config.wrong(key, "must be lists of names; take the config file of the checkpoint")
+    return tuple(found)
 
 
 def read_bits(config: ConfigFile, bits: int) -> int:
@@ -163,24 +171,6 @@ def read_bits(config: ConfigFile, bits: int) -> int:
     if bits not in _BITS:
         raise config.wrong("bits", f"is {bits}; take a checkpoint of 4 or 8 bits")
     return bits
-
-
-def _dynamic(config: ConfigFile, linear: GptqLinear) -> tuple[Rule, ...]:
-    """The rules per module: `-:pattern` excludes, `+:pattern` or `pattern` changes values."""
-    section = config.section("dynamic")
-    if section is None:
-        return ()
-    found = list[Rule]()
-    for rule in section.values:
-        pattern = rule.removeprefix("+:").removeprefix("-:")
-        check_patterns(section, rule, [pattern])
-        changes = section.section(rule)
-        if rule.startswith("-:"):
-            found.append((re.compile(pattern), None))
-        else:
-            own = linear if changes is None else _changed(linear, changes)
-            found.append((re.compile(pattern), own))
-    return tuple(found)
 
 
 def _changed(linear: GptqLinear, config: ConfigFile) -> GptqLinear:

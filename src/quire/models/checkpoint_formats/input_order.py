@@ -15,6 +15,8 @@ def check_groups(g_idx: Tensor, groups: int) -> None:
     """Raise ValueError unless each of these groups has the same number of inputs."""
     import torch
 
+    if _has_none(g_idx):
+        return
     counts = torch.zeros(0)
     if len(g_idx) and int(g_idx.min()) >= 0 and int(g_idx.max()) < groups:
         counts = torch.bincount(g_idx, minlength=groups)
@@ -22,10 +24,17 @@ def check_groups(g_idx: Tensor, groups: int) -> None:
         raise ValueError(f"it does not put its inputs into {groups} groups of one size")
 
 
+def _has_none(g_idx: Tensor) -> bool:
+    """Whether groups are those of the inputs' own order: llm-compressor then stores only -1."""
+    return bool((g_idx == -1).all())
+
+
 def permutation_of(g_idx: Tensor) -> Tensor | None:
     """The inputs sorted by group, int32 [K]; None where they are."""
     import torch
 
+    if _has_none(g_idx):
+        return None
     order = torch.argsort(g_idx, stable=True).int()
     ordered = torch.arange(len(order), dtype=torch.int32, device=order.device)
     return None if torch.equal(order, ordered) else order

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from re import _parser as parser  # type: ignore[attr-defined]  # as re.compile parses them
-from typing import Any
+from typing import Any, TypeVar
 
 from quire.models.checkpoint_formats.checkpoint_format import (
     CheckpointFormat,
@@ -24,6 +24,7 @@ _REPEATS = (parser.MAX_REPEAT, parser.MIN_REPEAT, parser.POSSESSIVE_REPEAT)
 _SPECIAL = frozenset("*+?[](){}|^$\\")  # what a plain name does not have
 _BOUNDARY = r"(?:(?<=\.)|(?=\.|$))"  # of the words of a name
 
+Linear = TypeVar("Linear", bound=StoredLinear)
 Rule = tuple[re.Pattern[str], StoredLinear | None]  # of whole names, or of their beginnings
 
 
@@ -42,6 +43,7 @@ class ModuleRules(CheckpointFormat):
     ignored: frozenset[str] = frozenset()
     only: tuple[str, ...] = ()
     has_head: bool = False
+    choice: str = ""
     otherwise: str = "none"
 
     def stored_linear(self, module: str) -> StoredLinear | None:
@@ -81,6 +83,30 @@ def read_ignored(config: ConfigFile, *keys: str) -> tuple[tuple[Rule, ...], froz
         rules += [(re.compile(f"(?:{pattern}){_BOUNDARY}"), None) for pattern in patterns]
         names += [name for name in listed if name]
     return tuple(rules), frozenset(names)
+
+
+def read_dynamic(
+    config: ConfigFile, linear: Linear, changed: Callable[[Linear, ConfigFile], Linear]
+) -> tuple[Rule, ...]:
+    """GPTQModel's rules: `-:pattern` excludes, `+:pattern` or `pattern` changes values.
+
+    changed: the layout with the values of a rule. Raises CheckpointError.
+    """
+    section, found = config.section("dynamic"), list[Rule]()
+    for rule in section.values if section is not None else ():
+        assert section is not None
+        pattern = rule.removeprefix("+:").removeprefix("-:")
+        check_patterns(section, rule, [pattern])
+        values = section.section(rule)
+        own = linear if values is None else changed(linear, values)
+        found.append((re.compile(pattern), None if rule.startswith("-:") else own))
+    return tuple(found)
+
+
+def first_text(config: ConfigFile, keys: tuple[str, ...], default: str) -> tuple[str, str]:
+    """The first of the keys that is there, and its text; or the first key with the default."""
+    key = next((key for key in keys if config.get(key) is not None), keys[0])
+    return key, config.text(key, default)
 
 
 def _compiles(pattern: str) -> bool:

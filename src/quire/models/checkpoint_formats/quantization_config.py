@@ -1,24 +1,37 @@
-"""The `quantization_config` of config.json as a checkpoint format. No torch."""
+"""A checkpoint's config file on quantization as a checkpoint format. No torch."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quire.model_folder import QUANTIZATION_FILES
 from quire.models.checkpoints.config_file import ConfigFile
 
 if TYPE_CHECKING:
     from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat
 
-_MODELOPT_FILE = "hf_quant_config.json"  # beside config.json, in older checkpoints of ModelOpt
+_OF_BITSANDBYTES = ("load_in_4bit", "load_in_8bit")  # its configs once named no method
+_SPELLINGS = {"compressed_tensors": "compressed-tensors", "intel/auto-round": "auto-round"}
 
 
 def quantization_section(config: ConfigFile) -> ConfigFile | None:
     """The section on quantization of a checkpoint's config files. Raises CheckpointError."""
     section = config.section("quantization_config") or config.section("compression_config")
-    if section is not None:
+    if section is None:
+        return _of_other_files(config)
+    inner = section.section("quantization_config")  # as transformers 4 saved compressed-tensors'
+    if inner is None:
         return section
-    other = config.path.with_name(_MODELOPT_FILE)
-    return ConfigFile.read(other).section("quantization") if other.is_file() else None
+    return ConfigFile(config.path, section.values | inner.values, inner.where)
+
+
+def _of_other_files(config: ConfigFile) -> ConfigFile | None:
+    found = (config.path.with_name(name) for name in QUANTIZATION_FILES)
+    path = next((path for path in found if path.is_file()), None)
+    if path is None:
+        return None
+    section = ConfigFile.read(path)
+    return section.section("quantization") or section  # ModelOpt's, or the whole file
 
 
 def read_checkpoint_format(config: ConfigFile) -> CheckpointFormat | None:
@@ -29,8 +42,10 @@ def read_checkpoint_format(config: ConfigFile) -> CheckpointFormat | None:
     # most checkpoints are not quantized, and start without the readers
     from quire.models.checkpoint_formats.config_readers import READERS
 
-    is_other = section.path != config.path
-    method = "modelopt" if is_other else section.text("quant_method").removeprefix("intel/")
+    is_bitsandbytes = any(section.boolean(key, False) for key in _OF_BITSANDBYTES)
+    default = "bitsandbytes" if is_bitsandbytes else QUANTIZATION_FILES.get(section.path.name)
+    method = section.text("quant_method", default)
+    method = _SPELLINGS.get(method, method)
     if method not in READERS:
         raise section.wrong(
             "quant_method",

@@ -35,6 +35,12 @@ class Fp8Linear(StoredLinear):
     per: str = ""
     rounds: bool = True
 
+    @property
+    def settings(self) -> str:
+        """See `StoredLinear`."""
+        key = "weight_block_size" if self.scale.endswith("_inv") else "block_structure"
+        return "" if self.block is None else f" ({key}={list(self.block)})"
+
     def spec(self, k: int) -> QuantSpec | None:
         """See `StoredLinear`."""
         kind, of_inputs = ("fp8", 0) if self.block is None else ("fp8_block", self.block[1])
@@ -47,23 +53,16 @@ class Fp8Linear(StoredLinear):
         if self.block is not None:
             rows, columns = self.block
             shapes = ((-(-n // rows), -(-k // columns)),)
-        of_activations = StoredTensor(((), (1,)), SCALE_DTYPES, needed=False)
         return {
             "weight": StoredTensor(((n, k),), ("F8_E4M3",)),
             self.scale: StoredTensor(shapes, (*SCALE_DTYPES, "F8_E8M0")),
-            **dict.fromkeys(("input_scale", "activation_scale"), of_activations),
         }
 
     def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
         """See `StoredLinear`."""
-        import torch
-
         from quire.kernels.byte_operands import ByteWeight
 
         codes, scale = tensors["weight"], tensors[self.scale].float()
-        is_plain = self.block is None and self.rounds
-        if not is_plain and bool((codes.view(torch.uint8) & 0x7F == 0x7F).any()):
-            raise ValueError("its weight has codes that are not a number")
         if self.block is None:
             own = scale.flatten().expand(len(codes)).contiguous()
             return Fp8Weight(codes, own, self.rounds)

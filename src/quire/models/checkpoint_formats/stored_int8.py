@@ -13,17 +13,18 @@ from quire.models.checkpoint_formats.checkpoint_format import (
     StoredTensor,
     scale_shapes,
 )
-from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec, num_groups
-from quire.models.checkpoint_formats.integer_linear import IntegerLinear
+from quire.models.checkpoint_formats.integer_linear import (
+    IntegerLinear,
+    group_problem,
+    integer_spec,
+    num_groups,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from quire.kernels.operands import QuantizedWeight
     from quire.models.checkpoint_formats.integer_rows import IntegerRows
-
-_OF_ACTIVATIONS = StoredTensor(((), (1,)), (*SCALE_DTYPES, "I8", "I32"), needed=False)
-_NOT_USED = dict.fromkeys(("input_scale", "input_zero_point"), _OF_ACTIVATIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,33 +47,21 @@ class Int8Linear(StoredLinear):
         return {
             "weight": StoredTensor(((n, k),), ("I8",)),
             "weight_scale": StoredTensor(scale_shapes(n, self.per), SCALE_DTYPES),
-            **_NOT_USED,
         }
 
     def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
         """See `StoredLinear`."""
         from quire.kernels.byte_operands import ByteWeight
 
-        codes, scale = tensors["weight"], self._scale(tensors)
+        codes = tensors["weight"]
+        scale = tensors["weight_scale"].float().flatten().expand(len(codes)).contiguous()
         if not self.rounds:
             return ByteWeight(codes, scale[:, None], None, "int8_group", codes.shape[1])
         return Int8Weight(codes, scale, hadamard=False)
 
-    def _scale(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """A scale for each output."""
-        scale = tensors["weight_scale"].float().flatten()
-        return scale.expand(len(tensors["weight"])).contiguous()
-
-    def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
-        """See `StoredLinear`."""
-        from quire.kernels.torch_dtypes import torch_dtype
-
-        codes, scale = tensors["weight"], self._scale(tensors)
-        return (codes.float() * scale[:, None]).to(torch_dtype(dtype))
-
 
 @dataclass(frozen=True, slots=True)
-class GroupedBytes(IntegerLinear):
+class GroupedBytesLinear(IntegerLinear):
     """Signed codes [N, K] of 4 or 8 bits, a byte each, symmetric, and scales [N, groups].
 
     group: inputs that share a scale; -1 for all. rounds: whether activations are in eight bits.
@@ -96,7 +85,6 @@ class GroupedBytes(IntegerLinear):
         return {
             "weight": StoredTensor(((n, k),), ("I8",)),
             "weight_scale": StoredTensor(((n, groups),), SCALE_DTYPES),
-            **_NOT_USED,
         }
 
     def integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:

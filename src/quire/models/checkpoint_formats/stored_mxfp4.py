@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from quire.kernels.operands import QuantSpec
@@ -17,7 +16,7 @@ from quire.models.checkpoint_formats.checkpoint_format import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from quire.kernels.operands import CodebookWeight, QuantizedWeight
+    from quire.kernels.operands import QuantizedWeight
 
 MXFP4_GROUP = 32
 _BIAS = 127  # of e8m0
@@ -52,25 +51,6 @@ class Mxfp4Linear(StoredLinear):
 
     def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
         """See `StoredLinear`."""
-        return self._rows(tensors)
-
-    def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
-        """See `StoredLinear`."""
-        import torch
-
-        from quire.kernels.formats.table import format_of
-        from quire.kernels.reference_arrays import few_rows
-        from quire.kernels.reference_quantized import PIECE_ELEMENTS
-        from quire.kernels.torch_dtypes import torch_dtype
-
-        weight = self._rows(tensors)
-        n, k = len(weight.codes), 2 * weight.codes.shape[1]
-        out = torch.empty(n, k, dtype=torch_dtype(dtype), device=weight.codes.device)
-        for own in few_rows(n, k, PIECE_ELEMENTS):
-            out[own] = format_of(weight.spec).dequantize(weight.map_rows(itemgetter(own)))
-        return out
-
-    def _rows(self, tensors: Mapping[str, Tensor]) -> CodebookWeight:
         import torch
 
         from quire.kernels.operands import CodebookWeight

@@ -40,6 +40,12 @@ class ConfigFile:
         """The CheckpointError for a key with a wrong value."""
         return CheckpointError(f"{named_file(self.path)}: {self.where}{key} {problem}")
 
+    @property
+    def location(self) -> str:
+        """The object in a file, or the file, for messages."""
+        name = named_file(self.path).name
+        return f"{self.where.rstrip('.')} in {name}" if self.where else name
+
     def get(self, key: str) -> Any:
         """The raw value, None where it is missing or null."""
         return self.values.get(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor
 
 from quire.dtypes import CHECKPOINT_DTYPES
-from quire.errors import CheckpointError
 from quire.kernels.formats.table import format_of
 from quire.kernels.operands import LoadedWeight
 from quire.layers.parameter import Weight, WeightShapeError
@@ -20,6 +20,7 @@ from quire.models.checkpoints.gpu_transfer import DeviceReader
 from quire.models.checkpoints.safetensors_header import TensorEntry
 from quire.models.config.model_config import ModelConfig
 from quire.models.loading.kv_scales import folding_factors, read_kv_scales
+from quire.models.loading.mismatch import mismatch
 from quire.models.loading.quantized_source import check_orders, quantized_sources
 from quire.models.loading.tied_head import check_tied_head
 from quire.quantization.canonical_rows import scale_rows
@@ -27,7 +28,10 @@ from quire.quantization.scheme import FormatChoice
 
 logger = logging.getLogger(__name__)
 
-_OF_CODES = (".weight_scale", ".weight_scale_inv", ".qweight", ".weight_packed", ".absmax", ".SCB")
+# scales of activations follow from each token, so that stored ones have no use
+_OF_ACTIVATIONS = re.compile(
+    r".*\.(?:input|output|activation)_(?:(?:global_)?scale(?:_ub|_inv)?|zero_point)"
+)
 
 # name of a weight → the parameter it fills, and which part of it
 Targets = dict[str, tuple[Weight, str | None]]
@@ -76,7 +80,7 @@ class CheckpointSource:
         left_over = [name for name in entries if name not in names and not self._is_harmless(name)]
         left_over = self._without_zero_biases(left_over, targets.keys())
         if missing or left_over:
-            raise self._different(missing, left_over)
+            raise mismatch(self._checkpoint, self._model_config, self._owners, missing, left_over)
         for name in sorted(names):  # so that the same one is told each time
             if name in self._owners:
                 self._owners[name].check(entries[name])
@@ -134,23 +138,9 @@ class CheckpointSource:
         for settings, count in (+numbers).items():
             assert stored is not None
             logger.info(
-                "%d weights that %s has quantized (%s) are dequantized while they are loaded",
+                "%d weights that %s has quantized%s are dequantized while they are loaded",
                 count, stored.name, settings,
             )  # fmt: skip
-
-    def _different(self, missing: list[str], left_over: list[str]) -> CheckpointError:
-        config, stored = self._model_config, self._checkpoint
-        quantized, fix = config.checkpoint_format, stored.mismatch_fix
-        method = "" if quantized is None else f" quantized by {quantized.name}"
-        missing, left_over = (
-            [stored.stored_name(name) for name in names] for names in (missing, left_over)
-        )
-        if quantized is None and any(name.endswith(_OF_CODES) for name in left_over):
-            fix = "config.json has no quantization_config: take the one of the quantized model"
-        return CheckpointError(
-            f"{stored.origin}: its tensors are not those of {config.architecture}{method}"
-            f"{_listed('missing', missing)}{_listed('left over', left_over)}; {fix}"
-        )
 
     def _without_zero_biases(self, names: list[str], weights: Collection[str]) -> list[str]:
         """These names without biases of zeros, which packers of GPTQ give each layer."""
@@ -165,7 +155,11 @@ class CheckpointSource:
         config = self._model_config
         if name.endswith(".rotary_emb.inv_freq") or kv_scale_name(name) is not None:
             return True
-        return name == "lm_head.weight" and (config.tie_word_embeddings or not config.has_head)
+        if config.checkpoint_format is not None and _OF_ACTIVATIONS.fullmatch(name):
+            return True
+        if not config.has_head:
+            return name.startswith("lm_head.")
+        return name == "lm_head.weight" and config.tie_word_embeddings
 
 
 def read_tensors(
@@ -188,10 +182,3 @@ def _check(entry: TensorEntry, param: Weight, part: str | None) -> None:
         param.weight_loader(param, torch.empty(entry.shape, device="meta"), part)
     except WeightShapeError as error:
         raise entry.wrong(str(error)) from error
-
-
-def _listed(what: str, names: list[str], most: int = 8) -> str:
-    if not names:
-        return ""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"; {what}: {', '.join(names[:most])}{more}"

@@ -61,7 +61,7 @@ class QuantizedSource:
         """The weight from its tensors by their full names. Raises CheckpointError."""
         own = {name.removeprefix(f"{self.module}."): tensor for name, tensor in tensors.items()}
         try:
-            self._check_scales(own)
+            self._check_numbers(own)
             if self.keeps_codes:
                 return self._sized(self.stored.rows(own))
             return self._sized(self.stored.numbers(own, dtype_name(dtype)))
@@ -81,13 +81,13 @@ class QuantizedSource:
             )
         return weight
 
-    def _check_scales(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raise ValueError for scales that make all logits NaN: not finite, or too large."""
+    def _check_numbers(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise ValueError for what makes all logits NaN: not finite, or too large."""
         layout = self._layout()
         for name, tensor in tensors.items():
-            is_number = layout[name].needed and tensor.is_floating_point()
-            is_scale = is_number and tensor.dtype != torch.float8_e4m3fn  # which codes are
-            largest = tensor.float().abs().max().item() if is_scale else 0.0
+            if not (layout[name].needed and tensor.is_floating_point() and tensor.numel()):
+                continue
+            largest = _largest(tensor)
             if not largest <= 2.0**LARGEST_EXPONENT:  # or NaN
                 is_large = math.isfinite(largest)
                 what = f"is too large ({largest:.3g})" if is_large else "is not finite"
@@ -97,12 +97,21 @@ class QuantizedSource:
         """Raise CheckpointError for a tensor of another shape or data type."""
         expected = self.tensors({entry.name})[entry.name]
         shapes = " or ".join(str(list(shape)) for shape in expected.shapes)
-        why = f"of {self.stored.source} ({self.stored.settings}) in config.json"
+        why = f"of {self.stored.source}{self.stored.settings}"
         if expected.shapes and entry.shape not in expected.shapes:
             raise entry.wrong(f"its shape is {list(entry.shape)}, not the {shapes} {why}")
         if entry.dtype not in expected.dtypes:
             known = " or ".join(expected.dtypes)
             raise entry.wrong(f"its data type is {entry.dtype}, not the {known} {why}")
+
+
+def _largest(tensor: Tensor) -> float:
+    """The largest magnitude of numbers; NaN if there is one."""
+    if tensor.dtype != torch.float8_e4m3fn:
+        return tensor.float().abs().max().item()
+    codes = tensor.view(torch.int8)  # as many as weights, so they are not made wider
+    is_nan = codes.max() == 0x7F or codes.view(torch.uint8).max() == 0xFF
+    return math.nan if is_nan else 0.0
 
 
 def quantized_sources(
@@ -139,8 +148,8 @@ def _check_sizes(module: str, stored: StoredLinear, n: int, k: int) -> None:
     """Raise CheckpointError for a weight [n, k] that cannot be stored so."""
     if problem := stored.problem(n, k):
         raise CheckpointError(
-            f"{module}: {problem}; correct {stored.source} in config.json "
-            f"({stored.settings}), or take another checkpoint"
+            f"{module}: {problem}; correct {stored.source}{stored.settings}, or take another "
+            "checkpoint"
         )
 
 

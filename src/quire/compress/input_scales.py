@@ -1,7 +1,10 @@
-"""AWQ: inputs that matter get finer steps, by scales that are searched for.
+"""Scales [K] by which a weight [N, K] is multiplied and its inputs are divided: AWQ, SmoothQuant.
 
-Lin et al., 2024 ("AWQ"): section 3.2, scales s = magnitude^a with a searched on a grid; with the
-weights' own magnitude as in the authors' code.
+AWQ: inputs that matter get finer steps, by scales s = magnitude^a with a searched on a grid; with
+the weights' own magnitude as in the authors' code. (Lin et al., 2024, section 3.2)
+
+SmoothQuant: what is hard to round in activations moves into weights, by
+s = largest(|x|)^alpha / largest(|w|)^(1 - alpha). (Xiao et al., 2023, section 4)
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ def best_scale(
     folding: Folding,
     loss_of: Callable[[Tensor], float],
 ) -> Tensor:
-    """The scale [K] by which a weight [N, K] is multiplied before it is rounded.
+    """AWQ's scale.
 
     loss_of: another weight in its place. Of the scales tried, that with the least loss. All ones
     are among them.
@@ -56,3 +59,11 @@ def _normalized(scale: Tensor, folding: Folding) -> Tensor:
     """Scales divided by one number, so that neither weights nor inputs grow much on the whole."""
     scale = folding.shared(scale.clamp(1e-4, 1e4))
     return scale / (scale.amax() * scale.amin()).sqrt()
+
+
+def smoothing_scale(
+    weight: Tensor, stats: InputStatistics, folding: Folding, alpha: float
+) -> Tensor:
+    """SmoothQuant's scale."""
+    inputs, own = stats.largest.clamp_min(1e-5), weight.abs().amax(0).clamp_min(1e-5)
+    return folding.shared((inputs**alpha / own ** (1.0 - alpha)).clamp(1e-4, 1e4))
