@@ -5,7 +5,7 @@ Without max_tokens an answer may fill the rest of the context.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -27,6 +27,7 @@ from quire.server.api.common.response_format import STRUCTURED_OUTPUT_RULES
 from quire.server.api.common.tool_definitions import ToolChoice, Tools, check_tool_names, is_deeper
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import ShortText, TokenLimit
+from quire.server.http.field_names import Origins
 from quire.server.http.openapi_entry import StructRules
 from quire.server.http.request_body import neutral_values, read_body
 from quire.server.parsing.template_variables import RESERVED_NAMES
@@ -49,7 +50,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
     (or, if it is not the assistant's, nothing) in front of the answer.
     reasoning_effort: how much the model reasons, if its template has such a variable.
     include_reasoning: whether the answer contains the reasoning. metadata: returned unchanged.
+    origins: of a request that was converted from another API's.
     """
+
+    origins: ClassVar[Origins] = Origins()
 
     messages: Messages
     max_completion_tokens: TokenLimit | None = None
