@@ -24,7 +24,7 @@ from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.ollama.ollama_options import Options, keep_alive_notes, read_ollama
 from quire.server.api.ollama.ollama_request import served_name
 from quire.server.http.http_errors import send_complete
-from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRules
+from quire.server.http.openapi_entry import PostEntry, StructRules
 from quire.server.http.request_body import RequestBody, neutral_values
 from quire.server.model_registry import ModelRegistry
 
@@ -166,8 +166,7 @@ def _encoded(model: str, outputs: Sequence[EmbeddedInput]) -> bytes:
 
 
 OLDER_ROUTE = GenerationRoute(
-    OpenApiEntry(
-        method="post",
+    PostEntry(
         path="/api/embeddings",
         summary="One text to a vector, in Ollama's older format.",
         rules=(route_rules.MODEL, "The text has at least one token, and fits the KV cache."),
@@ -175,14 +174,12 @@ OLDER_ROUTE = GenerationRoute(
         body=OlderEmbedBody,
         struct_rules=(StructRules(struct=OlderEmbedBody, neutral=neutral_values(OlderEmbedBody)),),
         reply=OlderEmbedReply,
-        errors=RUN_ERRORS,
     ),
     prepare_older,
     answer_older,
 )
 ROUTE = GenerationRoute(
-    OpenApiEntry(
-        method="post",
+    PostEntry(
         path="/api/embed",
         summary="Texts to vectors, in Ollama's format.",
         rules=(
@@ -194,7 +191,6 @@ ROUTE = GenerationRoute(
         body=EmbedBody,
         struct_rules=(StructRules(struct=EmbedBody, neutral=neutral_values(EmbedBody)),),
         reply=EmbedReply,
-        errors=RUN_ERRORS,
     ),
     prepare,
     answer,

@@ -26,7 +26,7 @@ from quire.server.api.common.usage import CompletionTokensDetails, Usage
 from quire.server.api.openai.chat import ChatFormatter
 from quire.server.api.openai.chat_reply import ChatReply
 from quire.server.http.field_names import FieldNames
-from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRules
+from quire.server.http.openapi_entry import PostEntry, StructRules
 from quire.server.http.request_body import neutral_values, read_body
 from quire.server.model_registry import ModelRegistry
 
@@ -125,8 +125,7 @@ BATCH_RULES = (
 )
 
 ROUTE = GenerationRoute(
-    OpenApiEntry(
-        method="post",
+    PostEntry(
         path="/v1/chat/completions/batch",
         summary="Answer several conversations.",
         rules=(
@@ -139,7 +138,6 @@ ROUTE = GenerationRoute(
         body=BatchChatRequest,
         struct_rules=BATCH_RULES,
         reply=ChatReply,
-        errors=RUN_ERRORS,
     ),
     prepare,
     answer,

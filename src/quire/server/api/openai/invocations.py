@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.server.api.common.request_gate import RequestGate
-from quire.server.http.openapi_entry import RUN_ERRORS, ApiRoute, OpenApiEntry
+from quire.server.http.openapi_entry import ApiRoute, PostEntry
 from quire.server.http.request_reader import STATE_KEY, read_body
 
 # the first of these fields that a body has → the path that it is for; null is none, but for the
@@ -38,12 +38,10 @@ class Invocations:
     @property
     def route(self) -> ApiRoute:
         """The route of /invocations."""
-        entry = OpenApiEntry(
-            method="post",
+        entry = PostEntry(
             path="/invocations",
             summary="A body of another path, which its fields decide.",
             rules=tuple(f"With `{name}` it is one of `{path}`." for name, path in PATHS.items()),
-            errors=RUN_ERRORS,
         )
         return ApiRoute(self, entry)
 

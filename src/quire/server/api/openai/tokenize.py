@@ -14,7 +14,7 @@ from quire.server.api.common.chat_messages import MESSAGE_RULES, check_message_n
 from quire.server.api.common.model_route import LightReply, LightRoute
 from quire.server.api.common.tool_definitions import Tools, check_tool_names
 from quire.server.http import field_bounds, strict_json
-from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRules
+from quire.server.http.openapi_entry import PostEntry, StructRules
 from quire.server.http.request_body import RequestBody, neutral_values, read_body
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.tokenizer.tokenizer import Tokenizer
@@ -202,8 +202,7 @@ _TOKENIZE_RULES = StructRules(
 )
 
 TOKENIZE_ROUTE = LightRoute(
-    OpenApiEntry(
-        method="post",
+    PostEntry(
         path="/tokenize",
         summary="Text to token ids.",
         rules=(route_rules.MODEL, *route_rules.CHAT),
@@ -211,21 +210,18 @@ TOKENIZE_ROUTE = LightRoute(
         body=TokenizeRequest,
         struct_rules=(_TOKENIZE_RULES, *MESSAGE_RULES),
         reply=TokenizeReply,
-        errors=RUN_ERRORS,
     ),
     tokenize,
 )
 
 DETOKENIZE_ROUTE = LightRoute(
-    OpenApiEntry(
-        method="post",
+    PostEntry(
         path="/detokenize",
         summary="Token ids to text.",
         rules=(route_rules.MODEL, "Each of `tokens` is the id of a token."),
         example={"tokens": [1685, 413, 1266]},
         body=DetokenizeRequest,
         reply=DetokenizeReply,
-        errors=RUN_ERRORS,
     ),
     detokenize,
 )
