@@ -50,10 +50,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
     (or, if it is not the assistant's, nothing) in front of the answer.
     reasoning_effort: how much the model reasons, if its template has such a variable.
     include_reasoning: whether the answer contains the reasoning. metadata: returned unchanged.
-    origins: of a request that was converted from another API's.
     """
 
-    origins: ClassVar[Origins] = Origins()
+    origins: ClassVar[Origins] = Origins()  # of one that was converted from another API's
 
     messages: Messages
     max_completion_tokens: TokenLimit | None = None
