@@ -71,10 +71,10 @@ _OF_A_CHAT = re.compile(r"(messages\[\d+\])(?:\.tool_calls(?:\[\d+\]\.function)?
 
 
 class Origins(dict[str, str]):
-    """Where the messages of a chat stand in the body that it was made of, for errors.
+    """The places of a chat's messages in the body that it was made of, for errors.
 
-    Of "messages[1]", and of "messages[1].tool_calls[0].function" where a call stands elsewhere, to
-    a path such as "input[0]". As a context manager it changes the InvalidRequestErrors that pass.
+    From "messages[1]", and "messages[1].tool_calls[0].function" where a call stands elsewhere, to a
+    path such as "input[0]". As a context manager it changes the InvalidRequestErrors that pass.
     """
 
     def __enter__(self) -> None:

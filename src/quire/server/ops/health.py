@@ -36,7 +36,7 @@ class HealthReply(msgspec.Struct, omit_defaults=True):
 
 
 class LoadReply(msgspec.Struct):
-    """The reply of /load. server_load: answers that run or wait, of all models and processes."""
+    """The reply. server_load: answers that run or wait, of all models and API processes."""
 
     server_load: int
 

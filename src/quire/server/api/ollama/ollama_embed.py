@@ -10,8 +10,14 @@ import msgspec
 from starlette.types import Send
 
 from quire.server.api.common import route_rules
-from quire.server.api.common.embedding_fields import MAX_INPUTS, Dimensions, PoolingFields, Text
-from quire.server.api.common.embedding_job import EmbeddingJob, make_embedding_job
+from quire.server.api.common.embedding_job import (
+    MAX_INPUTS,
+    Dimensions,
+    EmbeddingJob,
+    PoolingFields,
+    Text,
+    make_embedding_job,
+)
 from quire.server.api.common.embedding_runner import (
     EmbeddedInput,
     embed_all,

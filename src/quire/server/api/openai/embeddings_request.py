@@ -11,7 +11,7 @@ from quire.engine.frontend.prompt_encoding import Prompt
 from quire.errors import invalid_value, one_of_two
 from quire.server.api.common.chat_messages import check_message_names
 from quire.server.api.common.chat_request import CHAT_FIELDS, ChatRequest, Messages
-from quire.server.api.common.embedding_fields import MAX_INPUTS, Dimensions, PoolingFields, Text
+from quire.server.api.common.embedding_job import MAX_INPUTS, Dimensions, PoolingFields, Text
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.prompt_types import EncodeParts, PromptTypes
 from quire.server.api.openai.embeddings_reply import ByteOrder, EncodingFormat, VectorDtype

@@ -16,8 +16,13 @@ from starlette.types import Send
 
 from quire.errors import invalid_value, one_of_two
 from quire.server.api.common import route_rules
-from quire.server.api.common.embedding_fields import PoolingFields, Text, Texts
-from quire.server.api.common.embedding_job import EmbeddingJob, make_embedding_job
+from quire.server.api.common.embedding_job import (
+    EmbeddingJob,
+    PoolingFields,
+    Text,
+    Texts,
+    make_embedding_job,
+)
 from quire.server.api.common.embedding_runner import (
     EmbeddedInput,
     embed_all,
