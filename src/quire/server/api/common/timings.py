@@ -11,7 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.core.request_output import CompletionOutput, PromptProgress, RequestOutput
+from quire.core.request_output import (
+    CompletionOutput,
+    PromptProgress,
+    RequestOutput,
+    RequestTimes,
+)
 from quire.server.api.common.generation_job import Job
 from quire.server.api.common.reply_formatter import ReplyFormatter
 from quire.server.api.common.usage import Usage
@@ -33,12 +38,9 @@ class Timings(msgspec.Struct, kw_only=True):
     @classmethod
     def of(cls, item: RequestOutput, num_predicted: int) -> Timings:
         """The timings of a request so far, or at its end. num_predicted: tokens of its answers."""
-        times, cached = item.times, item.num_cached_tokens
-        first = times.arrival if times.first_token is None else times.first_token
-        last = first if times.last_token is None else times.last_token
+        cached, (prompt, answer) = item.num_cached_tokens, durations(item.times)
         num_prompt = len(item.prompt_token_ids) - cached
-        prompt_ms = (first - times.arrival) * 1e3
-        return cls._of(cached, num_prompt, prompt_ms, num_predicted, (last - first) * 1e3)
+        return cls._of(cached, num_prompt, prompt * 1e3, num_predicted, answer * 1e3)
 
     @classmethod
     def of_prompt(cls, progress: PromptProgress) -> Timings:
@@ -67,6 +69,13 @@ class Timings(msgspec.Struct, kw_only=True):
             predicted_per_token_ms=_ratio(predicted_ms, num_later),
             predicted_per_second=_ratio(1e3 * num_later, predicted_ms),
         )
+
+
+def durations(times: RequestTimes) -> tuple[float, float]:
+    """Seconds from a request's arrival to its first token, and from there to its last so far."""
+    first = times.arrival if times.first_token is None else times.first_token
+    last = first if times.last_token is None else times.last_token
+    return first - times.arrival, last - first
 
 
 def _ratio(number: float, by: float) -> float:
