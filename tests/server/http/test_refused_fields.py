@@ -16,7 +16,7 @@ from quire.server.api.llama_cpp.completion_request import REFUSED
 from quire.server.api.ollama import ollama_request
 from quire.server.api.openai.responses_request import RESPONSES_REFUSED
 
-OLLAMA = {*ollama_request._REFUSED, *ollama_request._MESSAGE_REFUSED}
+OLLAMA = {*ollama_request._REFUSED, *ollama_request.OllamaMessage.neutral}
 TABLES = (MESSAGES_REFUSED, MESSAGE_UNSUPPORTED, CHAT_REFUSED, STREAM_UNSUPPORTED, UNSUPPORTED)
 TABLES += (REFUSED, RESPONSES_REFUSED)
 

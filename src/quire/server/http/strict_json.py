@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -38,7 +38,9 @@ NeutralValues = Mapping[str, Collection[Any]]
 
 
 class Strict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A struct in a body that refuses unknown fields."""
+    """A struct in a body. It refuses unknown fields, but for null, and for the `neutral` ones."""
+
+    neutral: ClassVar[NeutralValues] = {}
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T], *, path: str = "") -> T:
@@ -62,7 +64,7 @@ def _decode_known(body: bytes, decoder: msgspec.json.Decoder[T], path: str) -> T
     from quire.server.http.inner_names import without_unknown_nulls  # usually not needed
 
     try:
-        known = without_unknown_nulls(body, decoder, path, _check_inner_names)
+        known = without_unknown_nulls(body, decoder, path, check_names)
     except (ValueError, RecursionError) as error:
         raise _not_json(body, error) from None
     try:
@@ -194,10 +196,6 @@ def check_names(
 
 def _shown(name: str) -> str:
     return name[:64] or "''"
-
-
-def _check_inner_names(found: Mapping[str, Any], known: Collection[str], path: str) -> None:
-    check_names(found, known, {}, path)
 
 
 def _advice(name: str, known: Collection[str], path: str, beside: Collection[str]) -> str:

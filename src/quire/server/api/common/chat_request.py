@@ -15,7 +15,6 @@ from quire.server.api.common.chat_messages import (
     MESSAGE_RULES,
     Message,
     check_message,
-    check_message_names,
 )
 from quire.server.api.common.generation_request import (
     ASKS_FOR_NOTHING,
@@ -24,7 +23,7 @@ from quire.server.api.common.generation_request import (
     sampling_of,
 )
 from quire.server.api.common.response_format import STRUCTURED_OUTPUT_RULES
-from quire.server.api.common.tool_definitions import ToolChoice, Tools, check_tool_names, is_deeper
+from quire.server.api.common.tool_definitions import ToolChoice, Tools, is_deeper
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import ShortText, TokenLimit
 from quire.server.http.field_names import Origins
@@ -91,9 +90,6 @@ def parse(data: bytes) -> ChatRequest:
     """Decode a body. Raises InvalidRequestError."""
     request, found = read_body(data, _decoder, CHAT_REFUSED)
     check_request_names(found, request)
-    for index, message in enumerate(found["messages"]):
-        check_message_names(message, f"messages[{index}].")
-    check_tool_names(found.get("tools"), found.get("tool_choice"))
     return request
 
 

@@ -13,7 +13,6 @@ import msgspec
 from quire.core.request_output import RequestOutput
 from quire.errors import invalid_value
 from quire.server.api.common import conversation, route_rules
-from quire.server.api.common.chat_messages import check_message_names
 from quire.server.api.common.chat_request import CHAT_REFUSED, CHAT_RULES, ChatRequest, Messages
 from quire.server.api.common.generation_job import check_lists
 from quire.server.api.common.generation_request import MAX_CHOICES, check_request_names
@@ -21,7 +20,6 @@ from quire.server.api.common.logprob_bounds import check_num_logprobs
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.streaming import OpenAIReplyFormatter, answer
-from quire.server.api.common.tool_definitions import check_tool_names
 from quire.server.api.common.usage import CompletionTokensDetails, Usage
 from quire.server.api.openai.chat import ChatFormatter
 from quire.server.api.openai.chat_reply import ChatReply
@@ -47,10 +45,6 @@ def parse(data: bytes) -> list[ChatRequest]:
     """Decode a body; one request for each conversation. Raises InvalidRequestError."""
     request, found = read_body(data, _decoder, CHAT_REFUSED)
     check_request_names(found, request)
-    for index, messages in enumerate(found["messages"]):
-        for position, message in enumerate(messages):
-            check_message_names(message, f"messages[{index}][{position}].")
-    check_tool_names(found.get("tools"), found.get("tool_choice"))
     if request.stream:
         raise invalid_value("stream", "several conversations are not streamed; leave it out")
     if request.n not in (None, 1):
