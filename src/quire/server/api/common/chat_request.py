@@ -19,7 +19,7 @@ from quire.server.api.common.chat_messages import (
 from quire.server.api.common.generation_request import (
     ASKS_FOR_NOTHING,
     GenerationRequest,
-    check_request_names,
+    check_fields,
     sampling_of,
 )
 from quire.server.api.common.response_format import STRUCTURED_OUTPUT_RULES
@@ -88,8 +88,8 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 
 def parse(data: bytes) -> ChatRequest:
     """Decode a body. Raises InvalidRequestError."""
-    request, found = read_body(data, _decoder, CHAT_REFUSED)
-    check_request_names(found, request)
+    request, _ = read_body(data, _decoder, CHAT_REFUSED)
+    check_fields(request)
     return request
 
 

@@ -15,7 +15,7 @@ from quire.errors import invalid_value
 from quire.server.api.common import conversation, route_rules
 from quire.server.api.common.chat_request import CHAT_REFUSED, CHAT_RULES, ChatRequest, Messages
 from quire.server.api.common.generation_job import check_lists
-from quire.server.api.common.generation_request import MAX_CHOICES, check_request_names
+from quire.server.api.common.generation_request import MAX_CHOICES, check_fields
 from quire.server.api.common.logprob_bounds import check_num_logprobs
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
@@ -43,8 +43,8 @@ _SHARED = tuple(name for name in ChatRequest.__struct_fields__ if name != "messa
 
 def parse(data: bytes) -> list[ChatRequest]:
     """Decode a body; one request for each conversation. Raises InvalidRequestError."""
-    request, found = read_body(data, _decoder, CHAT_REFUSED)
-    check_request_names(found, request)
+    request, _ = read_body(data, _decoder, CHAT_REFUSED)
+    check_fields(request)
     if request.stream:
         raise invalid_value("stream", "several conversations are not streamed; leave it out")
     if request.n not in (None, 1):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
@@ -56,7 +56,9 @@ _pooling_decoder = msgspec.json.Decoder(PoolingRequest)
 
 def parse(data: bytes) -> EmbeddingRequest:
     """Decode a body of /v1/embeddings. Raises InvalidRequestError."""
-    return _checked(read_body(data, _decoder, long="input")[0])
+    request, _ = read_body(data, _decoder, long="input")
+    _check(request)
+    return request
 
 
 def parse_pooling(data: bytes) -> PoolingRequest:
@@ -71,13 +73,11 @@ def parse_pooling(data: bytes) -> PoolingRequest:
         error = HttpError(400, text, code="invalid_value", kind="BadRequestError")
         error.param = "task"
         raise error
-    return _checked(request)
+    _check(request)
+    return request
 
 
-AnyRequest = TypeVar("AnyRequest", bound=EmbeddingRequest)
-
-
-def _checked(request: AnyRequest) -> AnyRequest:
+def _check(request: EmbeddingRequest) -> None:
     if request.messages is not None and _raw_input(request) not in (b"", b"null"):
         raise one_of_two("input", "messages", is_missing=False)
     if request.messages is None and not _raw_input(request):
@@ -85,7 +85,6 @@ def _checked(request: AnyRequest) -> AnyRequest:
     for name in CHAT_FIELDS:
         if request.messages is None and getattr(request, name) is not None:
             raise invalid_value(name, "it belongs to messages, not to an input; remove it")
-    return request
 
 
 def chat(request: EmbeddingRequest) -> ChatRequest:
