@@ -40,18 +40,22 @@ from quire.kernels.formats.nf4 import NF4
 from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import QuantSpec, Rows
 from quire.kernels.triton.hopper.hopper_byte_rows import multiply_byte_rows
+from quire.kernels.triton.launch.row_memory import empty_rows
 from quire.kernels.triton.ops.byte_linear import by_library, many_config
 from quire.kernels.triton.ops.linear_table import linear_of
 from quire.kernels.triton.step.block_rounding import quantize_blocks
 from quire.kernels.triton.step.elementwise import quantize_rows
 from quire.quantization.stored_weight import tensors_of
 
+GPU = torch.device(DEVICE)
 SHAPES = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]  # of an 8B, [N, K]
 ROWS = [1, 4, 16, 64, 128, 256, 512, 1024, 2048]
 LIMITS = {"bf16": 6e-3, "fp8": 5e-2, "int8": 2e-2, "int4": 5e-2, "nf4": 5e-2, "mxfp4": 5e-2,
           "w8a16": 6e-3, "fp8_w8a16": 6e-3, "int8_group": 1.2e-2, "int8_row": 1.2e-2,
           "fp8_block": 5e-2}  # fmt: skip
-PATHS = "exact", "library"  # "int8_group:exact": paths that a rule may not take, see `path_of`
+# "int8_group:exact": paths that a rule may not take, see `path_of`; "int4:tight": rows of x
+# without memory for a whole tile behind them
+PATHS = "exact", "library", "tight"
 FORMATS: dict[str, WeightFormat | None] = {
     "bf16": None, "fp8": FP8, "int8": INT8_UNROTATED, "int4": INT4_GROUP_64, "nf4": NF4,
     "mxfp4": MXFP4, "w8a16": INT8_GROUP_64, "fp8_w8a16": FP8_A16, "int8_row": None,
@@ -101,16 +105,18 @@ def copies_of(weight: Any) -> list[Any]:
 
 
 def rows_for(x: Tensor, weight: Any, n: int, name: str) -> Rows:
-    """The rows as the kernel before leaves them."""
+    """The rows as the kernel before leaves them; those of a path as it takes them."""
+    path = name.partition(":")[2]
     kind = linear_of(weight).rounds_next(x.new_empty(len(x), n), weight)
-    if kind is None or ":" in name:
-        return x
-    return quantize_blocks(x, kind) if issubclass(kind, BlockRows) else quantize_rows(x, kind)
+    if kind is None or path in ("exact", "library"):
+        return x.clone() if path == "tight" else x
+    rows = quantize_blocks(x, kind) if issubclass(kind, BlockRows) else quantize_rows(x, kind)
+    return replace(rows, codes=rows.codes.clone()) if path == "tight" else rows
 
 
 def compile_case(name: str, m: int, n: int, k: int) -> None:
     """Run a case once."""
-    weight, x = weight_of(name, n, k)[0], torch.zeros(m, k, device=DEVICE, dtype=torch.bfloat16)
+    weight, x = weight_of(name, n, k)[0], empty_rows(m, k, dtype=torch.bfloat16, device=GPU).zero_()
     path_of(name)(rows_for(x, weight, n, name), weight, None)
     torch.cuda.synchronize()
 
@@ -127,7 +133,7 @@ def measure(
     for m in rows:
         if budget.left < 3:
             break
-        x = torch.randn(m, k, device=DEVICE, dtype=torch.bfloat16)
+        x = empty_rows(m, k, dtype=torch.bfloat16, device=GPU).normal_()
         calls: dict[str, Sequence[Callable[[], object]]] = {}
         errors = {}
         for name, (weight, numbers) in made.items():
@@ -139,12 +145,12 @@ def measure(
         us = time_interleaved(calls, least_us=200.0)
         for name, each in us.items():
             share = sizes[name] / each * 1e6 / bandwidth
-            row = {"format": name, "m": m, "n": n, "k": k, "us": each, "share": share,
-                   "error": errors[name]}  # fmt: skip
-            found.append(row | ({"ratio": us["bf16"] / each} if "bf16" in us else {}))
+            row = {"format": name, "m": m, "n": n, "k": k, "us": each, "share": share}
+            wrong = {"error": errors[name]} if errors[name] else {}
+            found.append(row | wrong | ({"ratio": us["bf16"] / each} if "bf16" in us else {}))
         print(f"{n} x {k}, {m} rows: " + ", ".join(
             f"{row['format']} {row['us']:.1f} us ({row['share']:.0%}, {row.get('ratio', 0):.2f}x)"
-            f"{' WRONG ' + row['error'] if row['error'] else ''}" for row in found[-len(us):]
+            f"{' WRONG ' + row['error'] if 'error' in row else ''}" for row in found[-len(us):]
         ), flush=True)  # fmt: skip
     return found
 

@@ -214,7 +214,8 @@ def _row(
 
 
 def _recipe(settings: dict[str, Any], task: Task) -> Recipe:
-    own = {"steps": task.steps} if settings["method"] == "autoround" else {}
+    # half as many samples are in each
+    own = {"steps": 2 * task.steps} if settings["method"] == "autoround" else {}
     grouped = settings["method"] in ("autoround", "gptq", "awq")
     return Recipe(**settings, **own, **({"group_size": task.group} if grouped else {}))
 

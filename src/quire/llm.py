@@ -325,18 +325,19 @@ class LLM(ModelOwner):
         """The params of a prompt outside a chat; the template of chats may show the marks."""
         if params.thinking_token_budget is None:
             return params
-        from quire.server.parsing.choose_parsers import choose_parsers  # a start needs none
-        from quire.server.parsing.reasoning_parser import with_reasoning_marks
+        from quire.server.parsing.reasoning_parser import reasoning_of, with_reasoning_marks
 
-        reasoning = choose_parsers(self.tokenizer.chat_template_text, ()).reasoning
+        reasoning = reasoning_of(self.tokenizer.chat_template_text)
         return with_reasoning_marks(params, reasoning, self.tokenizer, fix=_MARKS_FIX)
 
 
 def _reasoned(params: SamplingParams, tokenizer: Tokenizer, token_ids: list[int]) -> SamplingParams:
-    """The params of a chat: a budget and a constraint know of reasoning, as in the server."""
-    if params.thinking_token_budget is None and params.structured_outputs is None:
+    """The params of a chat: a budget and a constraint know of reasoning, and the text shows it."""
+    from quire.server.parsing.reasoning_parser import reasoning_of  # a start needs none
+
+    if params.thinking_token_budget is None and reasoning_of(tokenizer.chat_template_text) is None:
         return params
-    from quire.server.parsing.answer_sampling import chat_sampling  # a start needs none
+    from quire.server.parsing.answer_sampling import chat_sampling
 
     return chat_sampling(params, token_ids, tokenizer, fix=_MARKS_FIX)
 

@@ -25,11 +25,12 @@ def exit_on_interrupt() -> Iterator[None]:
     """Around imports and a start, in a process that does nothing else: Ctrl-C ends it at once.
 
     An error instead would be lost in a destructor, and abort the process in code of C++. Without
-    effect in threads, and where a program has its own handler.
+    effect in threads, and where a program has its own handler. Afterwards Ctrl-C is an error again,
+    also where `import quire` has made it end the command.
     """
     usual = signal.default_int_handler
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not usual:
+    if not is_main or signal.getsignal(signal.SIGINT) not in (usual, signal.SIG_DFL):
         yield
         return
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))

@@ -19,7 +19,7 @@ from quire.tokenizer.load_tokenizer import has_chat_template
 def header(settings: ServerSettings, *, from_environment: bool, **variables: str) -> str:
     """What a shell makes of the example's header."""
     key = key_in_shell(settings, from_environment=from_environment)
-    text = ready_text([], ["m"], "http://127.0.0.1:1", 2.0, key=key)
+    text = ready_text([], {"m": ""}, "http://127.0.0.1:1", 2.0, key=key)
     command = text[text.index("curl") :].replace("curl", "printf '%s|'", 1)
     done = subprocess.run(
         ["sh", "-c", command], capture_output=True, text=True, check=True, env=variables
@@ -41,14 +41,20 @@ def test_phases_add_up() -> None:
     }
     spent = {"imports": 0.7, "device": 0.01, "weights": 0.49}  # what takes no time is not told
     info = EngineInfo(model_name="m", limits=limits, eos_token_ids=[], seconds=spent, **facts)
-    text = ready_text([info], [], "http://127.0.0.1:1", 2.0, key="")
+    text = ready_text([info], {}, "http://127.0.0.1:1", 2.0, key="")
     assert "after 2.0 s (processes 0.8 s, imports 0.7 s, weights 0.5 s)" in text
 
 
 def test_the_admin_endpoints_are_listed_where_there_are_any() -> None:
-    text = ready_text([], ["m"], "http://127.0.0.1:1", 2.0, key="", admin="http://127.0.0.1:2")
+    text = ready_text([], {"m": ""}, "http://127.0.0.1:1", 2.0, key="", admin="http://127.0.0.1:2")
     assert "\n  admin     http://127.0.0.1:2\n" in text
-    assert "admin" not in ready_text([], ["m"], "http://127.0.0.1:1", 2.0, key="")
+    assert "admin" not in ready_text([], {"m": ""}, "http://127.0.0.1:1", 2.0, key="")
+
+
+def test_a_model_that_is_refused_is_listed_so() -> None:
+    text = ready_text([], {"a": "", "b": "its weights failed"}, "http://127.0.0.1:1", 2.0, key="")
+    assert "  model     a: loaded on demand\n" in text
+    assert "  model     b: loaded on demand, but refused; the log says why\n" in text
 
 
 @pytest.mark.parametrize("keys", ["sesame", "sesame,other", "a key with spaces", "$x`y"])
@@ -74,7 +80,7 @@ def test_no_key_is_shown(settings: dict[str, Any], expected: str) -> None:
 
 
 def test_the_example_is_no_chat_where_the_model_has_no_template() -> None:
-    text = ready_text([], ["m"], "http://127.0.0.1:1", 2.0, key="", chats=False)
+    text = ready_text([], {"m": ""}, "http://127.0.0.1:1", 2.0, key="", chats=False)
     assert "curl http://127.0.0.1:1/v1/completions -H" in text
     assert """-d '{"prompt": "Once upon a time"}'""" in text
 
@@ -99,7 +105,7 @@ def test_whether_a_model_has_a_chat_template(
 
 
 def test_a_unix_socket_in_the_example() -> None:
-    text = ready_text([], ["m"], "unix:/run/my api.sock", 2.0, key="")
+    text = ready_text([], {"m": ""}, "unix:/run/my api.sock", 2.0, key="")
     assert "is ready at unix:/run/my api.sock" in text
     assert "curl --unix-socket '/run/my api.sock' http://localhost/v1/chat/completions" in text
     assert "page" not in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -16,7 +17,7 @@ from quire.cli import main
 from quire.config import ModelSettings
 from quire.kernels.cpu import native
 from quire.model_folder import BUNDLED_FOLDER
-from quire.models.prepared import prepared_weights
+from quire.models.prepared import prepared_files, prepared_weights
 from quire.models.prepared.prepared_files import origin_of
 
 
@@ -39,7 +40,7 @@ def test_files_are_logged_listed_and_removed(
     assert main(["cache", "--prepared-weights", str(tmp_path)]) == 0
     first, total, hub = capsys.readouterr().out.splitlines()
     assert first.split()[1] == "MiB"
-    assert "quire-tiny" in first
+    assert "  quire-tiny  int8  " in first
     assert total.startswith("1 file, ")
     assert "hf cache ls" in hub
     assert main(["cache", "rm", "tiny", "--prepared-weights", str(tmp_path)]) == 2
@@ -172,6 +173,23 @@ def test_files_of_models_that_have_changed(
     assert "(outdated)" not in capsys.readouterr().out
 
 
+def test_files_of_another_layout_are_outdated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where Quire's version is the same, nothing else that is listed would say so."""
+    model, config = tmp_path / "model", ModelSettings()
+    model.mkdir()
+    for layout in (prepared_files.LAYOUT - 1, prepared_files.LAYOUT):
+        with monkeypatch.context() as then:
+            then.setattr(prepared_files, "LAYOUT", layout)
+            key = prepared_files.checkpoint_key(config, model)
+        origin = origin_of(config, model)
+        save_file({}, tmp_path / f"{key}-{'0' * 24}.safetensors", metadata=origin)
+    assert main(["cache", "--prepared-weights", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()[:2]
+    assert sorted("(outdated)" in line for line in lines) == [False, True]
+
+
 def test_files_of_other_processors_stay_unless_they_are_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,12 +207,33 @@ def test_files_of_other_processors_stay_unless_they_are_asked_for(
     assert main(["cache", *options]) == 0
     lines = "\n".join(capsys.readouterr().out.splitlines()[:3])
     for mark in ("another", "PyTorch's kernels"):
-        assert lines.count(f"{gone}  (for {mark})  ") == 1
-    assert lines.count(f"{gone}  (gone)  ") == 1
+        assert lines.count(f"{gone}  none  (for {mark})  ") == 1
+    assert lines.count(f"{gone}  none  (gone)  ") == 1
     assert main(["cache", "clear", "--gone", *options]) == 0
     assert [name for name, file in files.items() if file.exists()] == ["another", ""]
     assert main(["cache", "clear", "--other-processors", *options]) == 0
     assert not any(file.exists() for file in files.values())
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        (json.dumps(["/m/mine", "int4", None]), "  int4"),
+        (json.dumps(["/m/mine", "none", "*mlp*=int8"]), "  none *mlp*=int8"),
+        (json.dumps(["/m/mine", "\x1b[31m", None]), ""),
+        ("[1", ""),
+        ("5", ""),
+    ],
+)  # fmt: skip
+def test_the_quantization_of_a_file_is_as_its_start_was_given_it(
+    key: str, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files of one model and several settings differ in nothing else that is listed."""
+    file = tmp_path / f"{'0' * 24}-{'0' * 24}.safetensors"
+    save_file({}, file, metadata={"source": "/m/mine", "key": key})
+    assert main(["cache", "--prepared-weights", str(tmp_path)]) == 0
+    (line, *_) = capsys.readouterr().out.splitlines()
+    assert line.endswith(f"days  /m/mine{shown}  (gone)  {file.name}")
 
 
 def test_lines_fit_a_terminal_and_their_paths_are_names(

@@ -45,6 +45,25 @@ def test_chat_keeps_the_conversation(capsys: pytest.CaptureFixture[str]) -> None
     assert re.search(r"\[6 tokens, [\d.]+ tokens/s, first token after \d+ ms\]", err)
 
 
+@pytest.mark.parametrize(
+    ("answer", "stored"),
+    [
+        ("<think>\nhm\n</think>\n\nHello!", "Hello!"),
+        ("hm</think>Hello!", "Hello!"),  # the prompt had the first mark
+        ("Hello!", "Hello!"),
+        ("<think>hm", "<think>hm"),  # cut off
+    ],
+)
+def test_reasoning_is_no_part_of_later_prompts(
+    answer: str, stored: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = FakeEngine(script=answer)
+    engine.tokenizer.chat_template_text = "</think>"
+    _, chat = talk(engine, "hi")
+    assert chat.messages[1] == {"role": "assistant", "content": stored}
+    assert capsys.readouterr().out == f"{answer}\n"
+
+
 def test_a_chats_template_gets_its_variables() -> None:
     engine, seen = FakeEngine(), list[dict[str, object]]()
 
@@ -144,7 +163,7 @@ def test_a_budget_of_reasoning_has_the_templates_marks(capsys: pytest.CaptureFix
         with asyncio.Runner() as runner:
             chat = Chat(engine, SamplingParams(thinking_token_budget=5), runner.run)  # type: ignore[arg-type]
             chat.run(iter(["hi"]))
-        problem = "use a model whose chat template shows it"
+        problem = "use a model or a chat_template that shows it"
         assert (problem in capsys.readouterr().err) == refused
         assert refused or engine.calls[-1]["sampling"].reasoning_marks is not None
 

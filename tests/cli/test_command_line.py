@@ -7,6 +7,7 @@ import importlib
 import io
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -76,8 +77,8 @@ SURFACE = {
     + ENGINE,
     "profile": "--batch-size --context --prefill --json --plot" + ENGINE,
     "quantize": """
-        --method --out -o --group-size --symmetric --no-symmetric --format --ignore --act-order
-        --rotate --no-rotate --weight-only --no-weight-only
+        --method --out -o --output --group-size --symmetric --no-symmetric --format --ignore
+        --act-order --rotate --no-rotate --weight-only --no-weight-only
         --double-quantization --no-double-quantization
         --damping --smoothing --steps --seed --verify --no-verify
     """
@@ -134,7 +135,7 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "--logprobs", "3"], "--logprobs is not an option here; use SamplingParams("),
         (["generate", "a/b", "tell", "me"], "unexpected 'me'; put quotes around a prompt of"),
         (["help", "bench"], "unknown command 'bench'; use `quire profile MODEL` for a step, and"),
-        (["quantize", "a", "b.gguf", "Q4"], "unexpected 'b.gguf'; name it by an option, or see"),
+        (["quantize", "a", "b.gguf", "Q4"], "unexpected 'b.gguf'; name the new folder by --out,"),
         (["serve", "a", "b"], "unexpected 'b'; use --model MODEL for each of several models"),
         (["chat", "a/b", "--seed", "1", "--", "-x"], "-- and after it; write all of them after it"),
         (["serve", "--quantization", "q4_k_m"], "error: --quantization 'q4_k_m' is not supported"),
@@ -339,6 +340,43 @@ def test_failures_that_are_nobodys_mistake(
     monkeypatch.setattr("quire.cli.demo.run", fail)
     assert main(["demo"]) == 1
     assert capsys.readouterr().err == "error: the engine stopped; start it again\n"
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+from quire.cli import main
+main(["cache", "purge"])
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "module", "status"),
+    [
+        ("quire", "quire.compat.missing_names", -signal.SIGINT),
+        ("quire", "quire.errors", -signal.SIGINT),
+        ("quire", "quire.cli.cache", 130),
+        ("quire", "none", 0),
+        ("program.py", "quire.errors", None),
+    ],
+)
+def test_ctrl_c_while_the_command_is_imported(
+    program: str, module: str, status: int | None, tmp_path: Path
+) -> None:
+    """status: None for an interrupt that a program which imports quire gets."""
+    (tmp_path / program).write_text(INTERRUPTED_IMPORT)
+    words = [sys.executable, str(tmp_path / program), module]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert ("KeyboardInterrupt" in done.stderr) == (status is None)
+    assert ("Traceback" in done.stderr) == (status is None)
+    assert status in (None, done.returncode)
 
 
 def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

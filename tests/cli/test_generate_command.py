@@ -262,6 +262,19 @@ def test_nothing_but_refused_prompts_is_a_mistake(capsys: pytest.CaptureFixture[
     assert (record["outputs"], record["error"]) == ([], ERROR.replace("--max-tokens", "max_tokens"))
 
 
+@pytest.mark.parametrize("command", [["generate"], ["generate", "--chat"], ["chat"]])
+def test_a_budget_of_reasoning_that_a_model_lacks(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is one error, whose fix is an option: also for `quire chat`, before its first message."""
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    assert main([*command, "quire-tiny", "hello", "--thinking-token-budget", "5"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("error: --thinking-token-budget: how this model marks its reasoning")
+    assert err.endswith("; leave it out, or use a model or a --chat-template that shows it\n")
+
+
 @pytest.mark.parametrize(
     ("words", "model", "prompts"),
     [

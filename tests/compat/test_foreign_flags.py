@@ -100,12 +100,24 @@ def test_a_key_may_follow_another() -> None:
         (["--api-key", "k1", "m"], "k1", "m"),
         (["--api-key", "k1", "k2", "m"], "k1,k2", "m"),
         (["m", "--api-key", "k1", "--api-key", "k2"], "k1,k2", "m"),
+        (["m", "--api-key", "k1", "--api-key", "k2", "k3"], "k1,k2,k3", "m"),
+        (["--api-key", "k1", "k2", "m", "--api-key", "k3"], "k1,k2,k3", "m"),
+        (["--api-key", "k1", "--port", "1", "--api-key", "k2", "m"], "k1,k2", "m"),
+        (
+            ["--api-key", "k1", "k2", "--port", "1", "m", "--api-key", "k3", "k4"],
+            "k1,k2,k3,k4",
+            "m",
+        ),
     ):
         args = serve.make_parser().parse(words)
         assert (args.api_key, args.model) == (keys, model)
-    with pytest.raises(ConfigError, match="--api-key with 2 values leaves open") as error:
-        serve.make_parser().parse(["--config", "file", "--api-key", "k1", "m"])
-    assert "k1" not in str(error.value)
+    for words in (
+        ["--config", "file", "--api-key", "k1", "m"],
+        ["--api-key", "k1", "m", "--api-key", "k2", "k3"],
+    ):
+        with pytest.raises(ConfigError, match="--api-key with 2 values leaves open") as error:
+            serve.make_parser().parse(words)
+        assert "k1" not in str(error.value)
 
 
 def test_an_option_may_repeat_another() -> None:

@@ -36,6 +36,16 @@ STEP_METHODS = """
     has_unfinished_requests_dp is_sleeping list_loras pin_lora remove_lora reset_encoder_cache
     reset_mm_cache reset_prefix_cache sleep start_profile step stop_profile validate_outputs wake_up
 """
+# the same of its SamplingParams, fields of older versions included
+SAMPLING_NAMES = """
+    all_stop_token_ids allowed_token_ids bad_words bad_words_token_ids best_of clone detokenize
+    eos_token_id extra_args flat_logprobs frequency_penalty from_optional guided_decoding ignore_eos
+    include_stop_str_in_output logit_bias logits_processors logprobs max_tokens min_p min_tokens n
+    output_kind presence_penalty prompt_logprobs repetition_penalty sampling_type seed skip_clone
+    skip_reading_prefix_cache skip_special_tokens spaces_between_special_tokens stop stop_token_ids
+    structured_outputs temperature thinking_token_budget top_k top_p truncate_prompt_tokens
+    update_from_generation_config update_from_tokenizer verify
+"""
 
 
 class LLMEngine(ForeignMethods):
@@ -64,11 +74,30 @@ def test_copies_and_pickles_see_what_they_always_see() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cls", "names"), [(quire.AsyncLLM, ENGINE_METHODS), (quire.LLMEngine, STEP_METHODS)]
+    ("cls", "names"),
+    [
+        (quire.AsyncLLM, ENGINE_METHODS),
+        (quire.LLMEngine, STEP_METHODS),
+        (quire.SamplingParams, SAMPLING_NAMES),
+        (quire.PoolingParams, "clone dimensions task truncate_prompt_tokens use_activation verify"),
+    ],
 )
 def test_each_method_of_vllms_class_is_there_or_known(cls: type, names: str) -> None:
     for name in names.split():
         assert hasattr(cls, name) or what_to_use([cls.__name__], name), name
+
+
+def test_params_say_what_to_use() -> None:
+    params = quire.SamplingParams(seed=1)
+    for asked in (quire.SamplingParams, params):
+        with pytest.raises(AttributeError, match=r"from_optional; use SamplingParams, and leave"):
+            asked.from_optional  # noqa: B018
+        with pytest.raises(AttributeError, match=r"^SamplingParams has no temprature$") as error:
+            asked.temprature  # noqa: B018
+        assert error.value.obj is asked, "from which Python finds `temperature`"
+    with pytest.raises(AttributeError, match=r"has no logits_processors; use logit_bias, bad_w"):
+        params.logits_processors = [print]
+    assert params == pickle.loads(pickle.dumps(params)) == copy.deepcopy(params) == params.clone()
 
 
 def test_a_subclass_says_it_and_may_have_another_base() -> None:

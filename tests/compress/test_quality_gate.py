@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import re
 import shutil
 import tracemalloc
 from collections.abc import Callable
@@ -143,8 +144,14 @@ def test_a_report_of_another_quantization_config_is_refused(
     assert start(folder, "report") is not None
     values["quantization_config"]["ignore"].append("x")
     path.write_text(json.dumps(values))
-    with pytest.raises(CheckpointError, match="quantization_config is not what it was"):
+    message = (
+        "quantization_config in config.json, by which they are read, has changed since; undo that, "
+        f"run `quire verify BASE {folder}` again, or remove the report"
+    )
+    with pytest.raises(CheckpointError, match=re.escape(message)):
         start(folder, "report")
+    (folder / QUALITY_FILE).unlink()
+    assert start(folder, "report") is None
 
 
 def test_tensors_that_do_not_fit_are_reported_before_a_stale_report(

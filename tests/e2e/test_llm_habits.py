@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -116,6 +117,30 @@ def test_a_constraint_is_for_what_follows_the_reasoning_of_a_chat(llm: LLM, end:
     sampling.structured_outputs = StructuredOutputs(json="[]")
     with pytest.raises(InvalidRequestError, match=r"^structured_outputs\.json: must be a JSON sch"):
         llm.chat(CHAT, sampling, **chat)
+
+
+def test_marks_of_reasoning_that_are_control_tokens_are_in_the_text_of_a_chat(
+    tmp_path: Path,
+) -> None:
+    """Without a constraint, too: nothing else would separate the reasoning from the answer."""
+    folder = shutil.copytree(BUNDLED_FOLDER / "quire-tiny-draft", tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (folder / name).read_text()
+        text = text.replace("<|pad|>", "[THINK]").replace("<|system|>", "[/THINK]")
+        (folder / name).write_text(text)
+    with LLM(folder, num_blocks=64) as model:
+        end = model.get_tokenizer().convert_tokens_to_ids("[/THINK]")
+        bias = {end: -50.0}
+        sampling = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, logit_bias=bias)
+        (plain,) = model.chat(CHAT, sampling, use_tqdm=False)
+        sampling.thinking_token_budget = 2
+        sampling.reasoning_marks = ReasoningMarks(begin=[0], end=[end], is_open=True)
+        (output,) = model.chat(CHAT, sampling, use_tqdm=False)
+        (raw,) = model.generate("A list is", sampling, use_tqdm=False)
+    thought, mark, answer = output.outputs[0].text.partition("[/THINK]")
+    assert plain.outputs[0].text.startswith(thought)
+    assert (bool(thought), mark, bool(answer)) == (True, "[/THINK]", True)
+    assert "[/THINK]" not in raw.outputs[0].text  # as skip_special_tokens says
 
 
 def test_log_probabilities_have_a_limit(llm: LLM) -> None:

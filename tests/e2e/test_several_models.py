@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 import threading
 import time
@@ -23,6 +24,8 @@ from server_process import end_server, running_server
 from quire.core.sampling_params import SamplingParams
 from quire.kernels.cpu.native import set_num_threads
 from quire.llm import LLM
+from quire.model_folder import BUNDLED_FOLDER
+from quire.models.config.quality_report import QUALITY_FILE, write_report
 
 MODELS = {"chat": "quire-tiny", "small": "quire-tiny-draft"}
 PROMPTS = [f"stream number {number}" for number in range(2)]
@@ -50,8 +53,9 @@ class Server:
         return sorted(children, key=lambda process: (process.create_time(), process.pid))
 
     def ask(self, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
+        data = json.dumps(body).encode() if body else None
         request = urllib.request.Request(
-            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+            self.url + path, data, {"Content-Type": "application/json"}
         )
         try:
             with urllib.request.urlopen(request, timeout=PATIENCE) as response:
@@ -199,6 +203,28 @@ def test_a_killed_engine_is_nothing_to_the_others(
     assert {key: stream.text for key, stream in streams.items()} == alone
     assert other in server.engines
     assert victim not in server.engines
+
+
+def test_wrong_files_of_a_model_on_demand_are_nothing_to_the_others(tmp_path: Path) -> None:
+    """They are refused by the reason, and loaded once they are right."""
+    folders = {name: tmp_path / name for name in ("failed", "passed")}
+    for name, folder in folders.items():
+        shutil.copytree(BUNDLED_FOLDER / "quire-tiny-draft", folder)
+        failures = ["the figures are bad"] * (name == "failed")
+        write_report(folder, {"passed": not failures, "failures": failures})
+    words = [word for name, path in folders.items() for word in ("--model", f"{name}={path}")]
+    words += ["--model", "gone=./nowhere", "--num-blocks", "64"]
+    with serve(tmp_path / "sock", *words, "--model-load", "on_demand") as server:
+        _, models = server.ask("/v1/models")
+        qualities = {model["id"]: model["quality"] for model in models["data"]}
+        assert qualities == {"failed": None, "passed": {"passed": True, "base": ""}, "gone": None}
+        for name, reason in (("failed", "the figures are bad"), ("gone", "there is no folder")):
+            status, reply = server.ask("/v1/completions", model=name, prompt="x")
+            assert (status, reply["error"]["code"]) == (503, "model_not_loaded")
+            assert reason in reply["error"]["message"]
+        assert server.complete("passed", "x")
+        (folders["failed"] / QUALITY_FILE).unlink()
+        wait_until(lambda: server.ask("/v1/completions", model="failed", prompt="x")[0] == 200)
 
 
 # ---------------------------------------------------------------------- on demand, without models

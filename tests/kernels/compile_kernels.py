@@ -370,10 +370,10 @@ def rows(capability: int, kind: str = "fp8e4nv", most: int = 128) -> Compiled:
 
 
 def rows_in_order(capability: int) -> Compiled:
-    """The batch-invariant product of 65 to 96 rows, which come in three boxes."""
+    """The batch-invariant product of 65 to 128 rows."""
     tiles, layout = "tensordesc<bf16[{}, 64],{!r}>", tile_layout(2)
     types = {
-        "x_desc": tiles.format(32, layout), "w_desc": tiles.format(64, layout),
+        "x_desc": tiles.format(128, layout), "w_desc": tiles.format(64, layout),
         "out_desc": tiles.format(128, layout), "bias_ptr": BF16,
         "partial_ptr": "*fp32", "counter_ptr": INTS, **dict.fromkeys(["M", "N", "K"], "i32"),
     }  # fmt: skip

@@ -17,6 +17,7 @@ from quire.kernels.dispatch import kernels_for
 from quire.kernels.formats.fp8 import FP8
 from quire.kernels.formats.int4 import INT4
 from quire.kernels.formats.int8 import INT8
+from quire.kernels.formats.nf4 import NF4
 from quire.kernels.formats.weight_format import WeightFormat
 from quire.layers.linear_layers import LinearBase
 from quire.layers.parameter import LayerOptions
@@ -71,7 +72,11 @@ def test_modules_may_have_formats_of_their_own() -> None:
     assert chosen("model.layers.0.mlp.down_proj") is INT8
     assert chosen("model.layers.1.mlp.down_proj") is None
     assert chosen("model.layers.1.mlp.gate_up_proj") is INT4
-    assert chosen("lm_head", "head") is INT8
+    assert chosen("lm_head", "head") is NF4
+    assert chosen("model.layers.0.mlp.router", "router") is None
+    whole = scheme_of("int4", "cpu", "*=nf4,lm_head=int8")
+    assert whole is not None
+    assert whole.format_for("lm_head", "head", 64, 128) is NF4  # the first that matches
     alone = scheme_of("none", "cpu", "*.down_proj=fp8")
     assert alone is not None
     assert alone.format_for("model.layers.1.mlp.gate_up_proj", "layer", 64, 128) is None

@@ -35,13 +35,17 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def test_a_process_that_has_not_met_a_loaded_engine_says_so() -> None:
-    house = House(model_status("a", "loading"))
-    house.loader.set_status(model_status("a"))  # told before the engine is attached
+    quality = {"passed": True, "same_top_1": 0.99}
+    house = House(model_status("a", "loading", quality=quality))
+    house.loader.set_status(
+        model_status("a", quality=quality)
+    )  # told before the engine is attached
     for path in ("/live", "/ready"):
         reply = call(house.app, path)
         assert (reply.status, b"model a is loading" in reply.body) == (503, True)
     [card] = call(house.app, "/v1/models").json()["data"]
     assert (card["state"], card["max_model_len"]) == ("loading", None)
+    assert card["quality"] == quality  # which the parent process has read
     house.become("a", "loaded")
     [card] = call(house.app, "/v1/models").json()["data"]
     assert card["state"] == "loaded"
@@ -130,16 +134,26 @@ def text_of(reply: Reply) -> str:
     return text
 
 
+def test_a_name_with_the_tag_goes_before_one_without() -> None:
+    house = House(model_status("a"), model_status("b", aliases=["a:latest"]))
+    for name, model in (("a", "a"), ("a:latest", "b"), ("b:latest", "b"), (":latest", None)):
+        reply = call(house.app, "/v1/completions", {"prompt": "abc", "model": name})
+        assert (reply.status, reply.json().get("model")) == ((200, model) if model else (404, None))
+    assert "model: ':latest' is not served here" in reply.error["message"]
+    assert call(house.app, "/v1/models/b:latest").json()["root"] == "b"
+    assert call(house.app, "/api/pull", {"model": "c:latest"}).status == 404
+
+
 @pytest.mark.parametrize("path", BODIES)
 def test_every_body_names_its_model(path: str) -> None:
     house = House()
-    for name in ("a", "b", None):
+    for name in ("a", "b", "b:latest", None):
         reply = call(house.app, path, BODIES[path] | ({} if name is None else {"model": name}))
         assert reply.status == 200, reply.body
-        answered = reply.json().get("model")
-        assert answered in (name or "a", None)
+        own, answered = (name or "a")[:1], reply.json().get("model")
+        assert answered in (own, None)
         if "choices" in reply.json():
-            assert f"I am {name or 'a'}." in reply.body.decode()
+            assert f"I am {own}." in reply.body.decode()
     missing = call(house.app, path, BODIES[path] | {"model": "c"})
     assert missing.status == 404
     assert "'c' is not served here; use 'a' or 'b'" in missing.body.decode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from quire.engine.core.engine_info import EngineInfo
 from quire.server.settings import ServerSettings
@@ -16,7 +16,7 @@ _COMPLETION = "/v1/completions", '{"prompt": "Once upon a time"}'
 
 def ready_text(
     infos: Sequence[EngineInfo],
-    on_demand: Sequence[str],
+    on_demand: Mapping[str, str],
     url: str,
     seconds: float,
     *,
@@ -26,7 +26,8 @@ def ready_text(
 ) -> str:
     """The whole text.
 
-    url: of `base_url`. on_demand: the models that are not loaded yet. key: of `key_in_shell`.
+    url: of `base_url`. on_demand: the models that are not loaded yet, and for now why they cannot
+    be, or "". key: of `key_in_shell`.
     admin: where the admin endpoints are, if anywhere. chats: whether the first model has a chat
     template; without one the example is a text to continue.
     """
@@ -43,7 +44,10 @@ def ready_text(
     lines = [
         f"Quire {__version__} is ready at {url} after {after}",
         *map(_model_text, infos),
-        *(f"  model     {name}: loaded on demand" for name in on_demand),
+        *(
+            f"  model     {name}: loaded on demand{', but refused; the log says why' * bool(why)}"
+            for name, why in on_demand.items()
+        ),
         *([] if is_unix else [f"  page      {url}/"]),
         *([f"  admin     {admin}"] if admin else []),
         f"  try       curl {base}{path}{auth} -H 'Content-Type: application/json' \\",

@@ -20,6 +20,7 @@ from quire.models.prepared.prepared_files import (
     is_outdated,
     other_processor,
     prepared_folder,
+    quantization_of,
     source_of,
     stored_files,
 )
@@ -112,7 +113,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def listing(files: Sequence[Path], sizes: Sequence[int], width: int | None) -> Iterator[str]:
-    """One line for each file: size, days since the last use, its model, and its name.
+    """One line for each file: size, days since the last use, model, quantization, file name.
 
     width: columns of a line, for which paths lose their start, and names of files are left out;
     None: all of both.
@@ -122,7 +123,8 @@ def listing(files: Sequence[Path], sizes: Sequence[int], width: int | None) -> I
         source = "unfinished" if file.suffix == UNFINISHED else source_of(file)
         model = str(named_path(Path(source))) if source else "unknown"
         start = f"{_size(size):>10}  {days:5.1f} days"
-        end = _mark(file)
+        end = f"  {quantization}" if (quantization := quantization_of(file)) else ""
+        end += _mark(file)
         if width is None:
             yield f"{start}  {model}{end}  {file.name}"
         else:

@@ -21,7 +21,13 @@ from quire.cli.prompt_texts import (
     read_escapes,
     template_variables,
 )
-from quire.cli.sampling import add_sampling_options, sampling_params, take_defaults
+from quire.cli.sampling import (
+    MARKS_FIX,
+    add_sampling_options,
+    check_budget,
+    sampling_params,
+    take_defaults,
+)
 from quire.config import BUNDLED_MODEL
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.prompt_encoding import token_ids_of
@@ -91,6 +97,7 @@ def run(argv: Sequence[str]) -> int:
             if not engine.tokenizer.has_chat_template:
                 problem = "this model has no chat template, so it cannot chat; use quire generate"
                 raise ConfigError(problem)
+            check_budget(sampling, engine.tokenizer)
             take_defaults(sampling, args, engine.info.sampling_defaults)
             system = vars(args).get("system", "")
             chat = Chat(engine, sampling, runner.run, system=system, variables=variables)
@@ -199,7 +206,15 @@ class Chat:
             return
         except KeyboardInterrupt:
             say("[stopped]" if answer else "\n[stopped]")
-        self.messages.append({"role": "assistant", "content": "".join(answer)})
+        self.messages.append({"role": "assistant", "content": self._said("".join(answer))})
+
+    def _said(self, text: str) -> str:
+        """The part of an answer behind its reasoning, which later prompts are without."""
+        from quire.server.parsing.reasoning_parser import reasoning_of  # not while a model loads
+
+        reasoning = reasoning_of(self._engine.tokenizer.chat_template_text)
+        said = "" if reasoning is None else text.partition(reasoning.end)[2].lstrip()
+        return said or text  # where it was stopped before that, what there is
 
     async def _answer(self, answer: list[str]) -> None:
         """Print an answer as it comes, and append its parts to `answer`."""
@@ -209,8 +224,7 @@ class Chat:
         tokenizer, limits = self._engine.tokenizer, self._engine.info.limits
         rendered = tokenizer.chat_prompt(list(self.messages), **self._variables)
         prompt = token_ids_of(rendered, tokenizer, limits, is_rendered=True)
-        fix = "use a model whose chat template shows it"
-        sampling = chat_sampling(self._sampling, prompt, tokenizer, fix=fix)
+        sampling = chat_sampling(self._sampling, prompt, tokenizer, fix=MARKS_FIX)
         parts = self._engine.generate(prompt, sampling)
         with AnswerLine() as line:
             async with aclosing(parts) as outputs:

@@ -19,7 +19,12 @@ from quire.cli.prompt_texts import (
     read_escapes,
     template_variables,
 )
-from quire.cli.sampling import add_sampling_options, sampling_params, take_defaults
+from quire.cli.sampling import (
+    add_sampling_options,
+    check_budget,
+    sampling_params,
+    take_defaults,
+)
 from quire.config import BUNDLED_MODEL
 from quire.errors import ConfigError, QuireError, UserError
 from quire.hub import BUNDLED
@@ -98,6 +103,7 @@ def run(argv: Sequence[str]) -> int:
         from quire.llm import LLM
 
         llm = LLM(**engine_options(args))
+    check_budget(sampling, llm.tokenizer)
     take_defaults(sampling, args, llm.info.sampling_defaults)
     texts = [prompt.text for prompt in prompts]
     streams = len(texts) == sampling.n == 1 and not args.json

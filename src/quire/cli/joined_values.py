@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 from quire.errors import ConfigError
 
@@ -20,40 +21,53 @@ def with_joined_values(words: Sequence[str], flags: Mapping[str, argparse.Action
     """
     joined = list(words)
     for flag in FLAGS:
-        before, values, after = _split(joined, flags, flag)
-        if len(values) < 2:
-            continue
-        others = [*before, *after]
-        has_file = any(word.partition("=")[0] == "--config" for word in others)
-        if _has_model(others, flags) or (has_file and flag == NAMES):
-            joined = [*before, flag, ",".join(values), *after]
-        elif flag == NAMES:
-            raise ConfigError(
-                f"{flag} {' '.join(values)} leaves open whether {values[-1]!r} is a name or the "
-                f"model; write the model first: MODEL {flag} {values[0]}"
-            )
-        elif has_file:
-            raise ConfigError(
-                f"{flag} with {len(values)} values leaves open whether the last is a key or the "
-                f"model; write keys with commas between, and a model before {flag}"
-            )
-        else:
-            joined = [*before, flag, ",".join(values[:-1]), values[-1], *after]
+        if flag in flags and flag in joined:
+            joined = _with_joined(joined, flags, flag)
     return joined
 
 
-def _split(
+def _with_joined(
     words: Sequence[str], flags: Mapping[str, argparse.Action], flag: str
-) -> tuple[Sequence[str], list[str], Sequence[str]]:
-    """The arguments before an option, its values, and the arguments after them."""
-    if flag not in flags or flag not in words:
-        return words, [], []
-    begin = words.index(flag) + 1
-    end = next((i for i in range(begin, len(words)) if words[i].startswith("-")), len(words))
-    return words[: begin - 1], list(words[begin:end]), words[end:]
+) -> list[str]:
+    """A command line with the values of one such option joined at each of its places."""
+    others, runs = _split(words, flag)
+    several = [values for values in runs if len(values) > 1]
+    has_file = any(word.partition("=")[0] == "--config" for part in others for word in part)
+    model: list[str] = []  # or the one word that is it
+    if several and not (_has_model(chain(*others), flags) or (has_file and flag == NAMES)):
+        if flag == NAMES:
+            raise ConfigError(
+                f"{flag} {' '.join(several[0])} leaves open whether {several[0][-1]!r} is a name "
+                f"or the model; write the model first: MODEL {flag} {several[0][0]}"
+            )
+        if has_file or len(several) > 1:
+            raise ConfigError(
+                f"{flag} with {len(several[0])} values leaves open whether the last is a key or "
+                f"the model; write keys with commas between, and a model before {flag}"
+            )
+        model = [several[0].pop()]
+    joined = list(others[0])
+    for values, after in zip(runs, others[1:], strict=True):
+        text = [",".join(values)] if values else []
+        joined += [flag, *text, *(model if model and values is several[0] else ()), *after]
+    return joined
 
 
-def _has_model(words: Sequence[str], flags: Mapping[str, argparse.Action]) -> bool:
+def _split(words: Sequence[str], flag: str) -> tuple[list[list[str]], list[list[str]]]:
+    """The arguments before, between and after all uses of an option, and the values of each use."""
+    others, runs, is_value = [list[str]()], list[list[str]](), False
+    for word in words:
+        if word == flag:
+            runs.append([])
+            others.append([])
+            is_value = True
+            continue
+        is_value = is_value and not word.startswith("-")
+        (runs if is_value else others)[-1].append(word)
+    return others, runs
+
+
+def _has_model(words: Iterable[str], flags: Mapping[str, argparse.Action]) -> bool:
     """Whether a word is neither an option nor the value of one, or `--model` names models."""
     is_value = False
     for word in words:

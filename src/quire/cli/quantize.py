@@ -45,10 +45,13 @@ def make_parser() -> CommandParser:
     parser = CommandParser(
         "quantize", "Quantize a model's weights, and measure what they lose.", EXAMPLES,
         words="MODEL --method METHOD --out DIR ",
+        instead="name the new folder by --out, and the method by --method",
     )  # fmt: skip
     parser.add_argument("model", nargs="?", metavar="MODEL", help="folder, or name on the hub")
     parser.add_argument("--method", choices=METHODS, help="how weights are rounded (needed)")
-    parser.add_argument("--out", "-o", metavar="DIR", help="folder of the new checkpoint (needed)")
+    parser.add_argument(
+        "--out", "-o", "--output", metavar="DIR", help="folder of the new checkpoint (needed)"
+    )
     parser.add_argument(
         "--group-size", type=int, metavar="N",
         help="inputs that share a scale, for 4-bit integers; -1: all (default: 128)",

@@ -6,7 +6,7 @@ import argparse
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,6 +15,9 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import ConfigError, InvalidRequestError
 from quire.options import MOST
+
+if TYPE_CHECKING:
+    from quire.tokenizer.tokenizer import Tokenizer
 
 # The engine's --seed serves requests as well; log-probabilities and biases are for programs.
 HELP = {
@@ -36,6 +39,8 @@ HELP = {
     "bad_words": "text that is never produced; may be given several times",
     "skip_special_tokens": "leave special tokens out of the text",
 }
+
+MARKS_FIX = "use a model or a chat_template that shows it"
 
 # options that constrain the answer: field of StructuredOutputs, help
 CONSTRAINTS = {
@@ -104,6 +109,19 @@ def take_defaults(
     for name, value in defaults.items():
         if name != "max_tokens" and name not in vars(args):
             setattr(sampling, name, value)
+
+
+def check_budget(sampling: SamplingParams, tokenizer: Tokenizer) -> None:
+    """Refuse a thinking budget for a model whose reasoning has no known marks, before any prompt.
+
+    Raises InvalidRequestError.
+    """
+    if sampling.thinking_token_budget is None:
+        return
+    from quire.server.parsing.reasoning_parser import reasoning_of, with_reasoning_marks
+
+    reasoning = reasoning_of(tokenizer.chat_template_text)
+    with_reasoning_marks(sampling, reasoning, tokenizer, fix=MARKS_FIX)
 
 
 def _constraint(given: Mapping[str, Any]) -> StructuredOutputs:

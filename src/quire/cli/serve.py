@@ -236,8 +236,10 @@ async def _serve(
 
         async def work() -> None:
             infos = await fleet.start()
-            chats = await asyncio.to_thread(_has_chats, plans[0].config)
-            waiting = [plan.name for plan in plans if not plan.at_start]
+            statuses = fleet.statuses()
+            waiting = {each.name: each.failure for each in statuses if not each.at_start}
+            is_refused = bool(waiting.get(plans[0].name))
+            chats = is_refused or await asyncio.to_thread(_has_chats, plans[0].config)
             seconds, admin_url = time.monotonic() - begin, admin_address(admin) if admin else ""
             url = base_url(listeners[0])
             text = ready_text(infos, waiting, url, seconds, key=key, admin=admin_url, chats=chats)

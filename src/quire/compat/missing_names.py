@@ -90,14 +90,17 @@ class _Maker:
 
 def refuse(owner: object, name: str) -> Any:
     """`__getattr__` of classes with another metaclass. Raises AttributeError."""
-    raise _no_such(type(owner), name, owner)
+    raise no_such(type(owner), name, owner)
 
 
-def _no_such(cls: type, name: str, owner: object) -> AttributeError:
+def no_such(cls: type, name: str, owner: object) -> AttributeError:
     """The error for a missing attribute. owner: what was asked for it, the class or an object."""
-    from quire.compat.method_names import what_to_use  # most programs misspell nothing
+    text = None
+    if not name.startswith("__"):  # which Python and libraries look for
+        from quire.compat.method_names import what_to_use  # most programs misspell nothing
 
-    if (text := what_to_use([each.__name__ for each in cls.__mro__], name)) is None:
+        text = what_to_use([each.__name__ for each in cls.__mro__], name)
+    if text is None:
         return AttributeError(f"{cls.__name__} has no {name}", name=name, obj=owner)
     # no obj, to which Python would add a name that is merely alike
     return AttributeError(f"{cls.__name__} has no {name}; {text}", name=name, obj=None)
@@ -107,7 +110,7 @@ class _Class(ABCMeta):  # as that of a base which a subclass may have besides
     if not TYPE_CHECKING:  # which finds misspelt names
 
         def __getattr__(cls, name: str) -> Any:
-            raise _no_such(cls, name, cls)
+            raise no_such(cls, name, cls)
 
 
 class ForeignMethods(metaclass=_Class):
@@ -119,7 +122,7 @@ class ForeignMethods(metaclass=_Class):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise _no_such(type(self), name, self)
+            raise no_such(type(self), name, self)
 
 
 class ModelOwner(ForeignMethods):

@@ -53,7 +53,7 @@ REQUEST_NAMES: tuple[ForeignName, ...] = (
          "use /v1/embeddings"),
     only("session_params", _S, ({},), _STORED, _RESEND),
     only("custom_logit_processor", _S, ("",), say.NO_CODE,
-         "use logit_bias, bad_words or structured_outputs"),
+         say.USE_BIAS),
     only("custom_params", _S, ({},), say.NO_CODE, "leave it out"),
     only("draft_model", "LM Studio", ("",), say.ONE_TOKEN, "leave it out"),
     only("lora_path", _S, (), say.NO_ADAPTER,

@@ -51,7 +51,7 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     only("flat_logprobs", _V, (False,), "log-probabilities are maps", "leave it out"),
     only("extra_args", _V, ({},), say.NO_PLUG_INS, "leave it out"),
     only("logits_processors", _V, ([],), "logits are changed by sampling params alone",
-         "use logit_bias, bad_words or structured_outputs"),
+         say.USE_BIAS),
     only("repetition_detection", _V, (), "an answer ends by itself or by max_tokens",
          "use repetition_penalty"),
     only("skip_reading_prefix_cache", _V, (False,), "equal prefixes are shared",

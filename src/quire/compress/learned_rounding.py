@@ -48,11 +48,12 @@ class LearnedWeight:
         """Fix so much of the weight, after a step that has moved all values."""
         values = self.values.clamp_(0, self._grid.most)
         whole = values.round()  # a step is less than half a code
-        distance = (values - whole).abs_().masked_fill_(self._fixed, -1.0)
-        some = distance.flatten()[:: distance.numel() // _SAMPLE | 1]
-        if count := round(share * len(some)):
-            self._fixed |= distance <= some.kthvalue(count).values
-        values.copy_(torch.where(self._fixed, whole, values))
+        distance = (values - whole).abs_()
+        some = slice(None, None, distance.numel() // _SAMPLE | 1)
+        sample = distance.flatten()[some].masked_fill(self._fixed.flatten()[some], -1.0)
+        if count := round(share * len(sample)):
+            self._fixed |= distance <= sample.kthvalue(count).values
+        torch.where(self._fixed, whole, values, out=values)
 
 
 class RoundingLearner:
@@ -78,8 +79,9 @@ class RoundingLearner:
     ) -> dict[str, IntegerCodes]:
         """The codes. inputs, targets: hidden states of samples before and after the layer."""
         drawn = torch.Generator().manual_seed(seed)
+        values = [weight.values for weight in self.weights.values()]
         # gradients are small numbers, and Adam's usual eps is not
-        adam = torch.optim.Adam([w.values for w in self.weights.values()], _RATE, _BETAS, eps=1e-20)
+        adam = torch.optim.Adam(values, _RATE, _BETAS, eps=1e-20, fused=values[0].is_cuda)
         for step in range(1, steps + 1):
             batch = torch.randperm(len(inputs), generator=drawn)[:_BATCH].tolist()
             self._descend([inputs[i] for i in batch], [targets[i] for i in batch])

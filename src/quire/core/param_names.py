@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from quire.compat.missing_names import no_such
 from quire.compat.no_effect_warnings import warn_no_effect
 from quire.errors import InvalidRequestError, invalid_value
 from quire.options import nearest_name
@@ -21,8 +22,13 @@ class ParamNames(msgspec.StructMeta):
     Only names that the struct does not have are looked up, so usual calls cost nothing more; those
     without effect are a NoEffectWarning. The struct's NAMES_SCOPE, if it has one, is the table's
     scope. Raises InvalidRequestError for names that are refused, and TypeError for unknown ones.
-    Decoding and copying know the struct's names alone.
+    Decoding and copying know the struct's names alone. A missing attribute says what to use.
     """
+
+    if not TYPE_CHECKING:  # which finds misspelt names
+
+        def __getattr__(cls, name: str) -> Any:  # noqa: N805
+            raise no_such(cls, name, cls)
 
     def __call__(cls, *values: Any, **params: Any) -> Any:  # noqa: N805 - a class of classes
         """A new struct."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import reprlib
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
+from quire.compat.missing_names import refuse
 from quire.core.param_names import ParamNames
 from quire.errors import invalid_value
 from quire.plain_values import plain_number
@@ -36,6 +37,9 @@ class PoolingParams(
     pooling: Pooling = "last"
     normalize: bool = True
     dimensions: int | None = None
+
+    if not TYPE_CHECKING:
+        __getattr__ = refuse
 
     def changed(self, **changes: Any) -> PoolingParams:
         """A copy with these changes; None: no change. Raises InvalidRequestError."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from quire.compat.missing_names import refuse
 from quire.core.param_names import ParamNames
 from quire.core.reasoning_marks import ReasoningMarks
 from quire.core.structured_outputs import StructuredOutputs, structured_outputs_from
@@ -118,6 +119,9 @@ class SamplingParams(
 
         def __init__(self, **params: Unpack[SamplingOptions]) -> None: ...
 
+    else:
+        __getattr__ = refuse
+
     def __post_init__(self) -> None:
         _convert_lists(self)
         if self.structured_outputs is not None:
@@ -155,7 +159,12 @@ class SamplingParams(
             raise invalid_value("stop", "there is no text without detokenize; use stop_token_ids")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set a field. Raises InvalidRequestError as the constructor does, and changes nothing."""
+        """Set a field. Raises InvalidRequestError as the constructor does, and changes nothing.
+
+        Raises AttributeError for another name.
+        """
+        if name not in self.__struct_fields__:
+            refuse(self, name)
         changed = msgspec.structs.replace(self, **{name: value})
         for field in (name, "logprobs"):  # which logprob_token_ids set, too
             msgspec.structs.force_setattr(self, field, getattr(changed, field))

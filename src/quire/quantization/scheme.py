@@ -37,7 +37,8 @@ class Scheme(msgspec.Struct, frozen=True):
 
     formats: by role; the first one that a weight's sizes allow is taken. overrides: patterns of
     module names, as of file names, and the schemes that apply to these modules instead, None for
-    the model's data type; the first that matches decides.
+    the model's data type; the first that matches decides. A head among them has the format of
+    layers, where the scheme itself would give it more bits.
     """
 
     name: str
@@ -50,6 +51,8 @@ class Scheme(msgspec.Struct, frozen=True):
         module: name of its module in the model, such as "model.layers.0.mlp.down_proj".
         """
         own = self.applying_to(module)
+        if own is not self and role == "head":  # named, and so not left to the scheme's choice
+            role = "layer"
         formats = () if own is None else own.formats.get(role, ())
         return next((each for each in formats if each.fits(n, k)), None)
 

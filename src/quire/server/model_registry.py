@@ -24,6 +24,8 @@ from quire.server.parsing.template_variables import known_defaults, parse_templa
 from quire.server.settings import ServerSettings
 from quire.version import __version__
 
+_LATEST = ":latest"
+
 
 class RegisteredModel(msgspec.Struct, frozen=True, eq=False):
     """A loaded model. parsers: for its tool calls and reasoning.
@@ -130,14 +132,14 @@ class ModelRegistry:
         Raises ModelNotFoundError or ModelNotLoadedError.
         """
         name = name or None
-        model = self._loaded.get(name)
+        model = self._loaded.get(name) or self._loaded.get(name and self._untagged(name))
         if model is None:
             raise self._missing(name)
         return model
 
     def entry(self, name: str | None) -> ModelEntry:
         """The entry of a model, loaded or not. Raises ModelNotFoundError."""
-        known = self._first if name is None else self._names.get(name)
+        known = self._first if name is None else self._names.get(self._untagged(name))
         if known is None:
             raise ModelNotFoundError(self._unknown(str(name)))
         return self._entries[known]
@@ -230,7 +232,7 @@ class ModelRegistry:
         )
 
     def _missing(self, name: str | None) -> ModelNotLoadedError | ModelNotFoundError:
-        if name is not None and name not in self._names:
+        if name is not None and self._untagged(name) not in self._names:
             return ModelNotFoundError(f"{self._unknown(name)}, or leave it out")
         entry = self.entry(name)
         status = entry.status
@@ -238,6 +240,10 @@ class ModelRegistry:
         return ModelNotLoadedError(
             entry.name, status.failure or text, retry_after=status.retry_after
         )
+
+    def _untagged(self, name: str) -> str:
+        """The name without the tag of Ollama's clients, unless a model has it with the tag."""
+        return name if name in self._names else name.removesuffix(_LATEST)
 
     def _unknown(self, name: str) -> str:
         known = " or ".join(repr(known) for known, _ in self.named_entries())

@@ -305,7 +305,7 @@ def test_a_dry_run_shares_the_memory_as_a_server_does(
     assert main([*words, "--json"]) == status
     planned = json.loads(capsys.readouterr().out)
     config = EngineConfig.from_options(model="quire-tiny", device="cpu")
-    _, served = _measured(config, limit)
+    _, served, _ = _measured(config, limit)
     assert [plan["kv_cache"] for plan in planned] == [served.kv_cache] * 2
     assert [bool(plan["problem"]) for plan in planned] == [problem is not None] * 2
     assert main(words) == status

@@ -84,6 +84,18 @@ def test_text_that_is_none_is_called_so(app: Starlette, body: bytes, reason: str
         assert reason in call(app, path, body).error["message"]
 
 
+@pytest.mark.parametrize(
+    ("body", "found"), [(b"[1]", "a list"), (b'"x"', "a string"), (b"3", "an integer"),
+                        (b"null", "null"), (b"true", "true or false")],
+)  # fmt: skip
+def test_a_body_that_is_no_object_is_refused_with_an_example(
+    app: Starlette, body: bytes, found: str
+) -> None:
+    says = call(app, "/v1/completions", body).error["message"]
+    expected = f'the body must be a JSON object, not {found}; send its fields as {{"name": value}}'
+    assert says == expected
+
+
 def test_surrogates_in_pairs_are_characters(app: Starlette) -> None:
     assert call(app, "/v1/completions", b'{"prompt": "\\ud83d\\ude00 \\\\ud800"}').status == 200
 

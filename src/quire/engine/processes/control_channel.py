@@ -86,7 +86,8 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, tag="model_status")
 
     aliases: further names that requests may use. at_start: loaded with the server, which is not
     ready before. num_bytes: memory while loaded; None if unknown. failure: why it could not be
-    loaded or kept running; loading is tried again after retry_after seconds.
+    loaded or kept running; loading is tried again after retry_after seconds. quality: figures of
+    the weights' quality report as the server started; None if there is none.
     """
 
     name: str
@@ -97,6 +98,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, tag="model_status")
     failure: str = ""
     retry_after: float = 1.0
     aliases: list[str] = []
+    quality: dict[str, bool | float | str] | None = None
 
 
 class LoadModel(msgspec.Struct, frozen=True, kw_only=True, tag="load_model"):

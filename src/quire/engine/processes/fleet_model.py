@@ -16,6 +16,7 @@ from quire.errors import UserError
 
 if TYPE_CHECKING:
     from quire.engine.startup.footprint import Footprint
+    from quire.models.config.quality_gate import Quality
 
 FAILURE_SECONDS = 5.0  # after a failed load, until it is tried again
 # that requests of a model are refused until another one makes room; it has been loaded as long
@@ -61,6 +62,7 @@ class FleetModel:
         self.plan = plan
         self.state: ModelState = "unloaded"
         self.footprint: Footprint | None = None
+        self.quality: Quality | None = None
         self.engine: EngineSupervisor | None = None
         self.failure = ""
         self.failed_at = -FAILURE_SECONDS
@@ -140,4 +142,5 @@ class FleetModel:
             num_bytes=self.num_bytes,
             failure=self.failure,
             retry_after=self.retry_after,
+            quality=self.quality,
         )

@@ -39,12 +39,13 @@ from quire.engine.processes.fleet_model import (
 )
 from quire.engine.processes.load_progress import NOTE_SECONDS, open_files
 from quire.engine.processes.server_supervisor import ServerSupervisor
-from quire.errors import ConfigError, QuireError, UserError
+from quire.errors import CheckpointError, ConfigError, QuireError, UserError
 from quire.hub import pinned
 from quire.processes import in_detached_thread
 
 if TYPE_CHECKING:
     from quire.engine.startup.footprint import Footprint
+    from quire.models.config.quality_gate import Quality
 
 logger = logging.getLogger(__name__)
 
@@ -87,11 +88,11 @@ class ModelFleet:
     async def start(self) -> list[EngineInfo]:
         """Start all processes; returns when the models of the start accept requests.
 
-        Raises the error of a model that cannot be loaded: ConfigError, CheckpointError,
-        EngineError.
+        Raises ConfigError for settings, also of models on demand, and of a model of the start that
+        cannot be loaded its CheckpointError or EngineError.
         """
         self._supervisor.start_workers(self)
-        await self._check_memory()
+        await self._check_models()
         first = [model for model in self._models.values() if model.plan.at_start]
         infos = await self._supervisor.unless_failed(asyncio.gather(*map(self._load_first, first)))
         await self._supervisor.wait_until_workers_ready()
@@ -171,7 +172,10 @@ class ModelFleet:
             return info
 
     async def _start_engine(self, model: FleetModel) -> None:
-        """Start its engine, once there is memory. Raises OutOfModelMemoryError."""
+        """Start its engine, once there is memory. Raises OutOfModelMemoryError or UserError."""
+        if model.footprint is None:  # its files were wrong, or the server is about to start
+            await self._measure(model)
+        self._check_limit([model])
         if not self._fits_now(model):
             async with self._memory_lock:
                 try:
@@ -217,33 +221,51 @@ class ModelFleet:
 
     # ------------------------------------------------------------------ memory
 
-    async def _check_memory(self) -> None:
-        """Check that each model fits, and those of the start together.
+    async def _check_models(self) -> None:
+        """Check the files of all models, that each fits, and those of the start together.
 
-        Downloads their files if need be, so that no request waits for that, and checks that their
-        tokenizers exist. Raises ConfigError or CheckpointError.
+        Downloads files if need be, so that no request waits for that. With wrong files a model on
+        demand is only refused, like one that cannot be loaded, unless all others are, too. Raises
+        ConfigError or CheckpointError.
         """
-        await asyncio.gather(*map(self._measure, self._models.values()))
-        limit = self._settings.memory_bytes
-        if limit is None:
-            return
-        sizes = [(model.plan, model.footprint) for model in self._models.values()]
-        measured = [(plan, size) for plan, size in sizes if size is not None]
-        for problem in limit_problems(measured, limit).values():
-            raise ConfigError(problem)
+        models = list(self._models.values())
+        failures = await asyncio.gather(*map(self._failure_of_files, models))
+        if None not in failures:
+            raise next(filter(None, failures))
+        self._check_limit(models)
+
+    async def _failure_of_files(self, model: FleetModel) -> UserError | None:
+        """Measure a model; returns why it is refused for now. Raises what ends the start."""
+        try:
+            await self._measure(model)
+        except UserError as error:
+            explained = model.plan.explain(error)
+            if model.plan.at_start or not isinstance(error, CheckpointError):
+                raise explained from error
+            self._record_failure(model, error)
+            return explained
+        self._set_state(model, model.state)  # with its size and quality
+        return None
 
     async def _measure(self, model: FleetModel) -> None:
+        """Raises ConfigError or CheckpointError."""
         config, limit = model.plan.config, self._settings.memory_bytes
         loop = asyncio.get_running_loop()
         note = loop.call_later(NOTE_SECONDS, _note_slow_files, model.plan.name)
         try:
             measured = await in_detached_thread(partial(_measured, config, limit))
-        except UserError as error:
-            raise model.plan.explain(error) from error
         finally:
             note.cancel()
-        config, model.footprint = measured
+        config, model.footprint, model.quality = measured
         model.plan = msgspec.structs.replace(model.plan, config=config)
+
+    def _check_limit(self, models: Sequence[FleetModel]) -> None:
+        """Raise ConfigError if models do not fit in the memory limit, however few are loaded."""
+        if (limit := self._settings.memory_bytes) is not None:
+            sizes = [(model.plan, model.footprint) for model in models]
+            measured = [(plan, size) for plan, size in sizes if size is not None]
+            for problem in limit_problems(measured, limit).values():
+                raise ConfigError(problem)
 
     async def _free_memory(self, model: FleetModel) -> None:
         """Unload least recently used models, if this one fits then. Raises OutOfModelMemoryError.
@@ -355,8 +377,10 @@ class ModelFleet:
         return all(consent.done() and consent.result() for consent in consents)
 
 
-def _measured(config: EngineConfig, limit: int | None) -> tuple[EngineConfig, Footprint]:
-    """The settings for all processes of a model, which are checked, and its footprint.
+def _measured(
+    config: EngineConfig, limit: int | None
+) -> tuple[EngineConfig, Footprint, Quality | None]:
+    """The settings for all processes of a model, which are checked, its footprint and quality.
 
     Imports late: meanwhile the API processes start.
     """
@@ -364,9 +388,9 @@ def _measured(config: EngineConfig, limit: int | None) -> tuple[EngineConfig, Fo
     from quire.engine.startup.footprint import footprint_of
     from quire.engine.startup.resolved_config import check_start
 
-    check_start(config, device_type(config))
+    quality = check_start(config, device_type(config))
     footprint = footprint_of(config, limit)
-    return pinned(config), footprint
+    return pinned(config), footprint, quality
 
 
 def _note_slow_files(name: str) -> None:

@@ -147,14 +147,13 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
     return msgspec.structs.replace(found, folder=folder, quality=quality)
 
 
-def check_start(config: EngineConfig, device: DeviceType) -> None:
+def check_start(config: EngineConfig, device: DeviceType) -> Quality | None:
     """Refuse what a server refuses before it starts an engine, in this order; errors of both below.
 
-    Downloads a model if need be, its weights last.
+    Downloads a model if need be, its weights last. Returns figures of their quality report.
     """
     check_files(config)
-    if config.model.load_format != "null":
-        resolve(config, device)
+    return None if config.model.load_format == "null" else resolve(config, device).quality
 
 
 def check_files(config: EngineConfig) -> None:
@@ -241,7 +240,7 @@ def _check_invariance(config: EngineConfig, model_config: ModelConfig) -> None:
     if native.instruction_set() == "amx" and has_half_bytes(config, model_config):
         raise ConfigError(
             "batch_invariant: with AMX few and many rows of weights in four bits have different "
-            "kernels; use quantization='int8', or leave it out"
+            "kernels; use quantization='int8', or leave batch_invariant out"
         )
 
 
@@ -249,7 +248,7 @@ def varies_by_batch(reason: str) -> ConfigError:
     """The error for batch_invariant where PyTorch runs a model on a CPU. reason: why it does."""
     return ConfigError(
         f"batch_invariant needs the compiled kernels on a CPU, but PyTorch runs this model "
-        f"({reason}); leave it out"
+        f"({reason}); leave batch_invariant out"
     )
 
 

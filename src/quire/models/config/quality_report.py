@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from quire.errors import CheckpointError, ConfigError
-from quire.model_folder import write_whole
+from quire.model_folder import named_path, write_whole
 from quire.models.checkpoint_formats.quantization_config import quantization_section
 from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.config.weight_files import weight_files
@@ -29,6 +29,7 @@ FIGURES = {
     "hidden_cosine": ("hidden_cosine", "mean"),
 }
 _SETTINGS = "quantization_config"  # in a report's list of files
+_SHOWN = {_SETTINGS: f"{_SETTINGS} in config.json, by which they are read,"}
 _MOST = 1e30  # of a figure, or less its negative
 
 
@@ -134,9 +135,10 @@ def read_report(folder: Path) -> dict[str, Any] | None:
     known = stored if isinstance(stored, dict) else {}
     changed = [name for name in {_SETTINGS, *found} if known.get(name) != found.get(name)]
     if changed or known is not stored:
+        what = min(changed, default="the list of files")
         raise StaleReportError(
-            f"{path} is not of these weights: {min(changed, default='files')} is not what it was; "
-            "run quire verify again, or remove the report"
+            f"{path} is not of these weights: {_SHOWN.get(what, what)} has changed since; undo "
+            f"that, run `quire verify BASE {named_path(folder)}` again, or remove the report"
         )
     for part, key in FIGURES.values():
         _check_figure(report.section(part), key)

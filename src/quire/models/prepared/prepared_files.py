@@ -26,7 +26,7 @@ from quire.models.config.model_config import ModelConfig
 from quire.models.config.quality_report import QUALITY_FILE
 from quire.version import __version__
 
-LAYOUT = 8  # to be raised when a packed layout or its metadata changes, or how weights are rounded
+LAYOUT = 9  # to be raised when a packed layout or its metadata changes, or how weights are rounded
 # entries of a file's metadata
 FORMATS = "formats"  # JSON: module name → its weight's format, see quantization/stored_weight.py
 SOURCE = "source"  # the checkpoint's folder, or GGUF file
@@ -63,7 +63,7 @@ def prepared_file(
         return None
     max_model_len = config.max_model_len or model_config.max_position_embeddings
     layout = (
-        LAYOUT, dtype, native.instruction_set(), without_kernels,
+        dtype, native.instruction_set(), without_kernels,
         model_config.rope.takes_long_factors(max_model_len), model_config.spec,
     )  # fmt: skip
     return folder / file_name(checkpoint_key(config, path), digest_of(layout))
@@ -80,7 +80,7 @@ def checkpoint_key(config: ModelSettings, path: Path) -> str:
         if file.suffix in (_SUFFIX, ".json", ".gguf") and file.name != QUALITY_FILE
     ]
     formats = config.quantization, config.quantization_overrides
-    return digest_of((__version__, str(path.resolve()), files, formats))
+    return digest_of((__version__, LAYOUT, str(path.resolve()), files, formats))
 
 
 def origin_of(config: ModelSettings, path: Path) -> dict[str, str]:
@@ -97,10 +97,10 @@ def is_outdated(file: Path) -> bool:
     False where it does not say what it was made of, or that is not there.
     """
     try:
-        folder, quantization, overrides = json.loads(read_metadata(file)[1][_KEY])
+        folder, quantization, overrides = json.loads(_entry(file, _KEY) or "")
         config = ModelSettings(quantization=quantization, quantization_overrides=overrides)
         return not file.name.startswith(checkpoint_key(config, Path(folder)))
-    except (OSError, ValueError, TypeError, LookupError, UserError):
+    except (OSError, ValueError, TypeError, UserError):
         return False
 
 
@@ -198,6 +198,16 @@ def stored_files(folder: Path) -> list[Path]:
 def source_of(file: Path) -> str:
     """The checkpoint's folder that a file was made of; empty where it does not say."""
     return _entry(file, SOURCE) or ""
+
+
+def quantization_of(file: Path) -> str:
+    """The `quantization` that a file was stored with, and its overrides; empty: not known."""
+    try:
+        _, quantization, overrides = json.loads(_entry(file, _KEY) or "")
+    except (ValueError, TypeError):
+        return ""
+    text = " ".join(map(str, filter(None, (quantization, overrides))))
+    return text if text.isprintable() else ""
 
 
 def other_processor(file: Path) -> str:

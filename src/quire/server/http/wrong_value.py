@@ -46,7 +46,8 @@ def wrong_value(
             f"{field}: it is missing; {fix}", param=field, code="missing_field"
         )
     if not field:
-        return InvalidRequestError("the body must be a JSON object", code="invalid_value")
+        text = f'the body {_requirement(what, [])}; send its fields as {{"name": value}}'
+        return InvalidRequestError(text.replace("an object", "a JSON object"), code="invalid_value")
     allowed = allowed_values(decoder.type, inside) if what.startswith("Invalid") else []
     if only := only_bool(decoder.type, inside) if "bool" in what else "":
         what = what.replace("bool", only)

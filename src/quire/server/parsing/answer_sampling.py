@@ -13,11 +13,11 @@ import msgspec
 
 from quire.core.sampling_params import SamplingParams, StructuredOutputs
 from quire.errors import invalid_value
-from quire.server.parsing.choose_parsers import choose_parsers
 from quire.server.parsing.output_parser import ParserConfig
 from quire.server.parsing.reasoning_parser import (
     MarkTokenizer,
     ReasoningParser,
+    reasoning_of,
     with_reasoning_marks,
 )
 from quire.server.parsing.tool_grammar import (
@@ -103,14 +103,15 @@ def chat_sampling(
 ) -> SamplingParams:
     """The params of the answer to a chat without tools, whose prompt is token_ids.
 
-    The chat template shows the marks of the model's reasoning. fix: of `with_reasoning_marks`.
-    Raises InvalidRequestError.
+    The chat template shows the marks of the model's reasoning, which the text has even if they are
+    control tokens. fix: of `with_reasoning_marks`. Raises InvalidRequestError.
     """
-    reasoning = choose_parsers(tokenizer.chat_template_text, ()).reasoning
+    reasoning = reasoning_of(tokenizer.chat_template_text)
     config = reasoning_config(reasoning, token_ids, tokenizer)
     sampling = with_reasoning_marks(
         sampling, reasoning, tokenizer, is_open=config.in_reasoning, fix=fix
     )
+    sampling = with_mark_tokens(sampling, config, tokenizer)
     if config.is_plain or sampling.structured_outputs is None:
         return sampling
-    return with_grammar(with_mark_tokens(sampling, config, tokenizer), config, tokenizer)
+    return with_grammar(sampling, config, tokenizer)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import msgspec
 
-from quire.server.parsing.reasoning_parser import REASONING_PARSERS, ReasoningParser
+from quire.server.parsing.reasoning_parser import (
+    REASONING_PARSERS,
+    ReasoningParser,
+    reasoning_of,
+)
 from quire.server.parsing.tool_parser import ToolParser
 from quire.server.parsing.tool_parsers import TOOL_PARSERS
 
-# A template belongs to the first parser of which it contains all texts.
+# A template belongs to the first tool parser of which it contains all texts.
 _TOOL_SIGNS = {
     "qwen3_coder": ("<function=", "<parameter="),
     "glm45": ("<arg_key>", "<arg_value>"),
@@ -24,7 +28,6 @@ _TOOL_SIGNS = {
     "hermes": ("<tool_call>",),
     "llama3": ("<|start_header_id|>", '"parameters"'),
 }
-_REASONING_SIGNS = {"think": ("</think>",), "mistral": ("[/THINK]",)}
 
 
 class ModelParsers(msgspec.Struct, frozen=True):
@@ -43,11 +46,11 @@ def choose_parsers(
     reasoning: the name of a parser, "none", or "auto" to choose by the template.
     """
     if tools == "auto":
-        tools = _detected(template, _TOOL_SIGNS) if "tools" in variables else "none"
-    if reasoning == "auto":
-        reasoning = _detected(template, _REASONING_SIGNS)
-    return ModelParsers(TOOL_PARSERS.get(tools), REASONING_PARSERS.get(reasoning))
+        tools = _tools_of(template) if "tools" in variables else "none"
+    found = reasoning_of(template) if reasoning == "auto" else REASONING_PARSERS.get(reasoning)
+    return ModelParsers(TOOL_PARSERS.get(tools), found)
 
 
-def _detected(template: str, signs: Mapping[str, tuple[str, ...]]) -> str:
-    return next((n for n, texts in signs.items() if all(t in template for t in texts)), "none")
+def _tools_of(template: str) -> str:
+    signs = _TOOL_SIGNS.items()
+    return next((n for n, texts in signs if all(t in template for t in texts)), "none")

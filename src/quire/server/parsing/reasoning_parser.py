@@ -34,6 +34,11 @@ REASONING_PARSERS = {
 }
 
 
+def reasoning_of(template: str) -> ReasoningParser | None:
+    """The parser whose end mark is in a chat template's text; None where there is none."""
+    return next((each for each in REASONING_PARSERS.values() if each.end in template), None)
+
+
 class MarkTokenizer(Protocol):
     """The part of a tokenizer that spells marks."""
 

@@ -325,7 +325,7 @@ def test_models(app: Starlette) -> None:
 )
 def test_a_started_answer_is_continued_as_in_ollama(last: dict[str, str], continues: bool) -> None:
     request = ollama_request.OllamaChat(messages=[*_messages(HI), *_messages([last])])
-    chat = ollama_to_chat.to_chat(request, "m", frozenset())
+    chat = ollama_to_chat.to_chat(request, frozenset())
     assert bool(chat.continue_final_message) == continues
 
 

@@ -34,15 +34,11 @@ class ByteRowsConfig(TileConfig):
 STEP_US = {(256, 128): 2.7, (128, 128): 1.75, (128, 64): 1.0}
 MOST_STAGES = 6
 START_US = 3.0  # of a program besides
-# times as long take tiles of 64 outputs with rows that x does not have: TMA is slow to load these
-MISSING_ROWS = 1.35
 
 
 def expected_us(m: int, n: int, k: int, num_sms: int, config: ByteRowsConfig) -> float:
     """Microseconds that a config should take: rounds of programs, and the reduction of split K."""
     step_us = STEP_US[config.block_m, config.block_n]
-    if config.block_n == 64 and m % config.block_m:
-        step_us *= MISSING_ROWS
     rounds = math.ceil(config.num_programs(m, n) / num_sms)
     return rounds * (config.steps(k, 256) * step_us + START_US) + config.reduce_us
 

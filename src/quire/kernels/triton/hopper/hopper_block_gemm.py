@@ -28,9 +28,10 @@ from quire.kernels.operands import RoundedRows
 from quire.kernels.triton.gemm.block_config import BlockConfig
 from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper.hopper_fp8_gemm import reduce_parts, store_rows
-from quire.kernels.triton.hopper.hopper_gemm import tile_layout, tiles_of, whole_boxes
+from quire.kernels.triton.hopper.hopper_gemm import tile_layout, tiles_of
 from quire.kernels.triton.hopper.hopper_gemm_ring import ask_weight, sums_layout, sums_type
 from quire.kernels.triton.launch.gluon_compat import barrier, fetch_box, seen_as
+from quire.kernels.triton.launch.row_memory import whole_boxes
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 
 

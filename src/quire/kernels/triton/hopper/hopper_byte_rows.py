@@ -31,6 +31,7 @@ from quire.kernels.triton.hopper.hopper_gemm import tile_layout
 from quire.kernels.triton.hopper.hopper_gemm_ring import ring_of, sums_layout
 from quire.kernels.triton.hopper.hopper_int4_ring import group_boxes, word_boxes
 from quire.kernels.triton.launch.gluon_compat import barrier, fetch_box, seen_as
+from quire.kernels.triton.launch.row_memory import whole_boxes
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 
 
@@ -49,7 +50,8 @@ def multiply_byte_rows(
     space = workspace(x.device)
     out = torch.empty(m, n, dtype=torch.bfloat16, device=x.device)
     hopper_byte_rows_kernel[(tiles * config.split,)](
-        _column_boxes(x, block_m, config.columns), word_boxes(weight.words, 1, block_n),
+        _column_boxes(whole_boxes(x, block_m), block_m, config.columns),
+        word_boxes(weight.words, 1, block_n),
         group_boxes(weight.scale, 128 // weight.group, block_n),
         group_boxes(weight.zeros, 128 // weight.group, block_n),
         TensorDescriptor.from_tensor(out, [block_m, block_n], tile_layout(2)),

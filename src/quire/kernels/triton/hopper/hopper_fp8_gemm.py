@@ -25,6 +25,7 @@ from quire.kernels.triton.hopper.hopper_gemm_ring import ask_rows, ask_weight, m
 from quire.kernels.triton.launch.gemm_config import RingConfig, tile_rows
 from quire.kernels.triton.launch.gemm_operands import GemmOperands
 from quire.kernels.triton.launch.gluon_compat import barrier, store_box
+from quire.kernels.triton.launch.row_memory import whole_boxes
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 
 MOST_ROWS = 256  # columns of an MMA
@@ -42,7 +43,7 @@ def multiply_rows(
     # with more rows there are no registers for second sums
     every = COLUMNS // (128 * config.tiles) if len(out) <= 128 and not exact else 0
     operands = GemmOperands(x.codes, x.scale, codes, scale, bias, out)
-    _launch(operands, config, every, tile_rows(len(out)))
+    _launch(operands, config, every)
     return out
 
 
@@ -50,7 +51,7 @@ def multiply_few(operands: GemmOperands) -> None:
     """Compute the result of at most 256 rows, each sum in the order of k."""
     x, weight = operands.x, operands.weight
     config = _in_order(len(x), weight, workspace(x.device).num_sms)
-    _launch(operands, config, every=0, box=_box(len(x), len(weight)))
+    _launch(operands, config, every=0)
 
 
 def _in_order(rows: int, weight: Tensor, num_sms: int) -> RingConfig:
@@ -67,17 +68,7 @@ def _in_order(rows: int, weight: Tensor, num_sms: int) -> RingConfig:
     return RingConfig(block_n=64, stages=slots // tiles, tiles=tiles)
 
 
-def _box(rows: int, n: int) -> int:
-    """Rows of x in a TMA box: a tile's, or a quarter of them where three boxes suffice.
-
-    Loading rows that do not exist is slow where many programs do it.
-    """
-    block_m = tile_rows(rows)
-    in_three = block_m >= 64 and 4 * rows <= 3 * block_m and n > 64 * 64
-    return block_m // 4 if in_three else block_m
-
-
-def _launch(operands: GemmOperands, config: RingConfig, every: int, box: int) -> None:
+def _launch(operands: GemmOperands, config: RingConfig, every: int) -> None:
     """Launch the kernel. N and K: multiples of 16 bytes, as TMA requires."""
     x, x_scale, weight, scale, bias, out = operands
     (m, k), n = x.shape, len(weight)
@@ -88,7 +79,7 @@ def _launch(operands: GemmOperands, config: RingConfig, every: int, box: int) ->
     assert config.split == 1 or tiles * config.split * config.block_n * block_m <= NUM_PARTIALS
     out_tiles = TensorDescriptor.from_tensor(out, [block_m, config.block_n], tile_layout(2))
     hopper_fp8_gemm_kernel[(tiles * config.split,)](
-        tiles_of(x, box), tiles_of(weight, config.block_n), out_tiles,
+        tiles_of(whole_boxes(x, block_m), block_m), tiles_of(weight, config.block_n), out_tiles,
         x_scale, scale, bias, space.partials, space.counters, m, n, k,
         STAGES=config.stages, TILES=config.tiles, SPLIT=config.split, EVERY=every,
         num_warps=config.warps, launch_pdl=True,
@@ -116,18 +107,15 @@ def hopper_fp8_gemm_kernel(
     x_ring = gl.allocate_shared_memory(
         x_desc.dtype, [STAGES * TILES, BLOCK_M, BLOCK_K], x_desc.layout
     )
-    BOXES: gl.constexpr = 1 if x_desc.block_type.shape[0] == BLOCK_M else 3  # as _box has them
     full = barriers(STAGES, 1)
     fence_async_shared()
     for stage in gl.static_range(STAGES):
-        ask_weight(w_desc, x_desc, ring, full, tile * BLOCK_N, begin, end, stage, BOXES)
+        ask_weight(w_desc, x_desc, ring, full, tile * BLOCK_N, begin, end, stage)
     gdc_launch_dependents()
     gdc_wait()  # results of the previous kernel are read from here on
     for stage in gl.static_range(STAGES):
-        ask_rows(x_desc, x_ring, full, begin, end, stage, BOXES)
-    acc = multiply_tiles(
-        x_desc, w_desc, ring, x_ring, full, tile * BLOCK_N, begin, end, EVERY, BOXES
-    )
+        ask_rows(x_desc, x_ring, full, begin, end, stage)
+    acc = multiply_tiles(x_desc, w_desc, ring, x_ring, full, tile * BLOCK_N, begin, end, EVERY)
     invalidate(full)
     complete = True
     if SPLIT > 1:

@@ -9,7 +9,6 @@ weight must not be written by the previous kernel: they are read before it has e
 
 from __future__ import annotations
 
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -48,16 +47,6 @@ def tiles_of(matrix: Tensor, rows: int) -> TensorDescriptor:
     """A TMA descriptor of a matrix, with tiles of `rows` rows of 128 bytes."""
     block = [rows, 128 // matrix.itemsize]
     return TensorDescriptor.from_tensor(matrix, block, tile_layout(matrix.itemsize))
-
-
-def whole_boxes(codes: Tensor, block_m: int) -> Tensor:
-    """Rows of x with what lies behind them in their memory, up to whole tiles.
-
-    TMA is slow where it loads rows that do not exist. What is computed from these is not stored.
-    """
-    num_bytes = codes.untyped_storage().nbytes() - codes.storage_offset()
-    rows = min(triton.cdiv(len(codes), block_m) * block_m, num_bytes // codes.stride(0))
-    return codes.as_strided((rows, codes.shape[1]), codes.stride())
 
 
 def chunk_steps(block_m: int, warps: int, step_columns: int) -> int:

@@ -32,7 +32,7 @@ def _slots(slots, box):
 
 
 @gluon.jit
-def ask_weight(w_desc, x_desc, ring, full, row, begin, end, step, BOXES: gl.constexpr = 1):
+def ask_weight(w_desc, x_desc, ring, full, row, begin, end, step):
     """Start to load a step's tiles of W, if there is such a step, and expect those of x, too."""
     STAGES: gl.constexpr = full.shape[0]
     TILES: gl.constexpr = ring.shape[0] // STAGES
@@ -41,29 +41,23 @@ def ask_weight(w_desc, x_desc, ring, full, row, begin, end, step, BOXES: gl.cons
     x_bytes: gl.constexpr = 0 if x_desc is None else x_desc.block_type.nbytes
     stage = step % STAGES
     there = begin + step < end
-    mbarrier.expect(full.index(stage), TILES * (w_bytes + BOXES * x_bytes), pred=there)
+    mbarrier.expect(full.index(stage), TILES * (w_bytes + x_bytes), pred=there)
     for i in gl.static_range(TILES):
         column = ((begin + step) * TILES + i) * BLOCK_K
         fetch_box(w_desc, [row, column], full.index(stage), ring.index(stage * TILES + i), there)
 
 
 @gluon.jit
-def ask_rows(x_desc, ring, full, begin, end, step, BOXES: gl.constexpr = 1):
-    """Start to load a step's tiles of x, after the previous kernel has ended.
-
-    BOXES: in which the rows are loaded; rows of the tile beyond them are undefined.
-    """
+def ask_rows(x_desc, ring, full, begin, end, step):
+    """Start to load a step's tiles of x, after the previous kernel has ended."""
     STAGES: gl.constexpr = full.shape[0]
     TILES: gl.constexpr = ring.shape[0] // STAGES
     BLOCK_K: gl.constexpr = ring.shape[2]
-    BOX: gl.constexpr = x_desc.block_type.shape[0]
     stage = step % STAGES
     there = begin + step < end
     for i in gl.static_range(TILES):
         column = ((begin + step) * TILES + i) * BLOCK_K
-        for box in gl.static_range(BOXES):
-            target = ring.index(stage * TILES + i).slice(box * BOX, BOX)
-            fetch_box(x_desc, [box * BOX, column], full.index(stage), target, there)
+        fetch_box(x_desc, [0, column], full.index(stage), ring.index(stage * TILES + i), there)
 
 
 @gluon.constexpr_function
@@ -86,7 +80,6 @@ def sums_type(kind):
 @gluon.jit
 def multiply_tiles(
     x_desc, w_desc, ring, x_ring, full, row, begin, end, EVERY: gl.constexpr = 0,
-    BOXES: gl.constexpr = 1,
 ):  # fmt: skip
     """A program's steps of its tile, with x in a ring, too: W [BLOCK_N, k] · xᵀ [k, BLOCK_M].
 
@@ -99,21 +92,21 @@ def multiply_tiles(
     sums = gl.zeros([BLOCK_N, BLOCK_M], sums_type(w_desc.dtype), layout)
     if EVERY == 0:
         return _multiply_steps(
-            x_desc, w_desc, ring, x_ring, full, row, begin, end, 0, end - begin, sums, BOXES
+            x_desc, w_desc, ring, x_ring, full, row, begin, end, 0, end - begin, sums
         ).to(gl.float32)
     else:
         total = sums
         for first in range(0, end - begin, EVERY):
             last = gl.minimum(first + EVERY, end - begin)
             total += _multiply_steps(
-                x_desc, w_desc, ring, x_ring, full, row, begin, end, first, last, sums, BOXES
+                x_desc, w_desc, ring, x_ring, full, row, begin, end, first, last, sums
             )
         return total
 
 
 @gluon.jit
 def _multiply_steps(
-    x_desc, w_desc, ring, x_ring, full, row, begin, end, first, last, sums, BOXES: gl.constexpr
+    x_desc, w_desc, ring, x_ring, full, row, begin, end, first, last, sums
 ):  # fmt: skip
     STAGES: gl.constexpr = full.shape[0]
     TILES: gl.constexpr = ring.shape[0] // STAGES
@@ -128,8 +121,8 @@ def _multiply_steps(
         sums = warpgroup_mma_wait(TILES, deps=[sums])  # the previous step has ended
         barrier()
         if step > 0:  # and its slot is free
-            ask_weight(w_desc, x_desc, ring, full, row, begin, end, step - 1 + STAGES, BOXES)
-            ask_rows(x_desc, x_ring, full, begin, end, step - 1 + STAGES, BOXES)
+            ask_weight(w_desc, x_desc, ring, full, row, begin, end, step - 1 + STAGES)
+            ask_rows(x_desc, x_ring, full, begin, end, step - 1 + STAGES)
     return warpgroup_mma_wait(0, deps=[sums])
 
 

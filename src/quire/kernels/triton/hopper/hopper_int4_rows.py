@@ -22,11 +22,12 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from quire.kernels.operands import Int4Words, RoundedRows
 from quire.kernels.triton.gemm.int4_rows_config import Int4RowsConfig
 from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
-from quire.kernels.triton.hopper.hopper_gemm import tile_layout, tiles_of, whole_boxes
+from quire.kernels.triton.hopper.hopper_gemm import tile_layout, tiles_of
 from quire.kernels.triton.hopper.hopper_gemm_ring import ring_of
 from quire.kernels.triton.hopper.hopper_int4_multiply import CHUNK, multiply_items
 from quire.kernels.triton.hopper.hopper_int4_ring import group_boxes, word_boxes
 from quire.kernels.triton.hopper.hopper_int4_unpack import WORD_STAGES, unpack_items
+from quire.kernels.triton.launch.row_memory import whole_boxes
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 
 

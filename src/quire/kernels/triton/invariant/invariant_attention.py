@@ -26,6 +26,7 @@ from quire.kernels.triton.attention.prefill_tiles import WORK_FIELDS
 from quire.kernels.triton.attention.softmax_options import softmax_of_sinks
 from quire.kernels.triton.launch.attention_config import padded_head_dim, prefill_config
 from quire.kernels.triton.launch.attention_memory import fitting_prefill
+from quire.kernels.triton.launch.row_memory import empty_rows
 from quire.kernels.triton.launch.work_partition import arrive
 from quire.kernels.triton.launch.workspace import (
     NUM_COUNTERS,
@@ -56,7 +57,8 @@ def attention(
     """Twin of `reference.attention`."""
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     group, window = query.shape[1] // num_kv_heads, params.window or 0
-    out, space = query.new_empty(query.shape), workspace(query.device)
+    out = empty_rows(*query.shape, dtype=query.dtype, device=query.device)
+    space = workspace(query.device)
     usual = prefill_config(k_cache, group)
     config = fitting_prefill(usual, query, k_cache, group, space.shared_memory)
     tokens = config.tokens(group)

@@ -12,6 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from quire.kernels.operands import RopeWriteKV
 from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
 from quire.kernels.triton.launch.gemm_config import RingConfig, SkinnyConfig, tile_rows
+from quire.kernels.triton.launch.row_memory import whole_boxes
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS, workspace
 
 
@@ -48,7 +49,7 @@ def run_ring(
     if rows.dtype == w.dtype:
         if (rows.stride(0) * rows.itemsize | rows.data_ptr()) % 16:
             rows = rows.clone(memory_format=torch.contiguous_format)
-        x_tiles = tiles_of(rows, block_m)
+        x_tiles = tiles_of(whole_boxes(rows, block_m), block_m)
     hopper_gemm_kernel[(num_programs,)](
         rows, x_tiles, tiles_of(w, config.block_n), *behind, out.stride(0),
         BLOCK_M=block_m, BLOCK_N=config.block_n, STAGES=config.stages, SPLIT=config.split,

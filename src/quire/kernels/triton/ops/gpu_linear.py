@@ -20,6 +20,7 @@ from quire.kernels.operands import (
 from quire.kernels.triton.gemm.gemm_tuning import rope_gemm_config, skinny_gemm_config
 from quire.kernels.triton.gemm.int4_config import Int4Config
 from quire.kernels.triton.launch.gemm_config import GemmConfig, RingConfig
+from quire.kernels.triton.launch.row_memory import empty_rows
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, launches_early, workspace
 from quire.kernels.triton.ops.gemm_launch import rope_operands, run_ring, run_skinny
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
@@ -163,10 +164,11 @@ class GpuLinear(ABC, Generic[W]):
         operands, head_constants = rope_operands(rope)
         # columns that go to the caches
         stored = 2 * head_constants["KV_HEADS"] * head_constants["HEAD_DIM"]
-        out = w.new_empty(m, n // 2 if silu else n - stored, dtype=rows.dtype)
+        width = n // 2 if silu else n - stored
+        out = empty_rows(m, width, dtype=rows.dtype, device=w.device)
         normalized = squares = None
         if norm_weight is not None:
-            normalized = torch.empty_like(out)
+            normalized = empty_rows(m, width, dtype=rows.dtype, device=w.device)
             squares = w.new_empty(num_tiles, m, dtype=torch.float32)
         behind = (
             out, bias, residual, norm_weight, normalized, squares, incoming, *operands[:9],

@@ -110,8 +110,8 @@ def multiplies_in_fp8(rows: int, dtype: torch.dtype, weight: Int4Words) -> bool:
 def in_fp8(x: RoundedRows, weight: Int4Words, bias: Tensor | None) -> Tensor:
     """The linear operation in FP8 → bfloat16 [T, N]."""
     if weight.permutation is not None:
-        codes = x.codes.view(torch.uint8)[:, weight.permutation].view(x.codes.dtype)
-        x = Fp8Rows(codes, x.scale)
+        codes = ordered(x.codes.view(torch.uint8), weight)
+        x = Fp8Rows(codes.view(x.codes.dtype), x.scale)
     config = _rows_config(len(x.codes), weight) if len(x.codes) <= FP8_ROWS else None
     if config is not None:
         from quire.kernels.triton.hopper.hopper_int4_rows import multiply_rows_int4

@@ -41,6 +41,7 @@ from quire.kernels.triton.launch.attention_memory import (
     fitting_prefill,
     shared_tile,
 )
+from quire.kernels.triton.launch.row_memory import empty_rows
 from quire.kernels.triton.launch.workspace import (
     NUM_COUNTERS,
     NUM_PARTIALS,
@@ -81,7 +82,7 @@ def attention(
     key = ("triton attention", window, decode, tokens, num_kv_heads, layout.shared is None, most)
     is_fresh = not layout.knows(key)
     plan = layout.once(key, lambda: make_plan(layout, window, decode, tokens, num_kv_heads, most))
-    out = query.new_empty(query.shape)
+    out = empty_rows(*query.shape, dtype=query.dtype, device=query.device)
     if layout.has_decodes:
         shared = None
         if layout.shared is not None and not window:

@@ -14,6 +14,7 @@ from quire.kernels.byte_operands import ByteWords
 from quire.kernels.operands import Int4Words, ResidualState, RopeWriteKV, Rows
 from quire.kernels.triton.gemm.gemm_tuning import holds_whole_heads
 from quire.kernels.triton.gemm.int4_config import Int4Config, block_rows, group_rows, scales_codes
+from quire.kernels.triton.launch.row_memory import empty_rows, whole_boxes
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS
 from quire.kernels.triton.ops.gpu_linear import MAX_ROWS, Config, GpuLinear
 from quire.kernels.triton.ops.invariant_gemm import invariant_gemm
@@ -99,10 +100,10 @@ class WordsLinear(GpuLinear[V]):
         if config.block_n < flags["HEAD_DIM"]:
             boxes = head_boxes(weight.words, config.parts, config.block_n, flags["HEAD_DIM"])
         hopper_gemm_kernel[(tiles * config.split,)](
-            x, column_boxes(x, config.parts, block_m), boxes, row_scale, weight.scale,
-            weight.zeros, *behind, out.stride(0), BLOCK_M=block_m, BLOCK_N=config.block_n,
-            STAGES=config.stages, SPLIT=config.split, TILES=config.parts, CHUNK=0,
-            maxnreg=config.registers, GROUP=group, CODEBOOK=codebook,
+            x, column_boxes(whole_boxes(x, block_m), config.parts, block_m), boxes, row_scale,
+            weight.scale, weight.zeros, *behind, out.stride(0), BLOCK_M=block_m,
+            BLOCK_N=config.block_n, STAGES=config.stages, SPLIT=config.split,
+            TILES=config.parts, CHUNK=0, maxnreg=config.registers, GROUP=group, CODEBOOK=codebook,
             SCALED=weight.scale is None or scales_codes(m, group),
             GROUP_ROWS=group_rows(weight.inputs, group, config),
             SCALES_FIRST=codebook is None and m <= SCALES_FIRST, **flags,
@@ -119,4 +120,7 @@ def whole_steps(rows: Tensor) -> Tensor:
 
 def ordered(x: Tensor, weight: Int4Words | ByteWords) -> Tensor:
     """x with its columns in the order of the weight's inputs."""
-    return x if weight.permutation is None else x[:, weight.permutation]
+    if weight.permutation is None:
+        return x
+    out = empty_rows(*x.shape, dtype=x.dtype, device=x.device)
+    return torch.index_select(x, 1, weight.permutation, out=out)

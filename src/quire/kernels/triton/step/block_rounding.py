@@ -13,7 +13,7 @@ from torch import Tensor
 from quire.kernels.byte_operands import BlockRows, Fp8Blocks
 from quire.kernels.operands import RoundedRows
 from quire.kernels.triton.launch.workspace import follow, launches_early
-from quire.kernels.triton.step.elementwise import empty_rows, silu_of_pairs
+from quire.kernels.triton.step.elementwise import empty_rounded, silu_of_pairs
 from quire.kernels.triton.step.row_rounding import store_blocks
 
 _CHUNKS = 8  # of 128 columns that a program rounds
@@ -32,7 +32,7 @@ def silu_and_mul_blocks(x: Tensor, kind: type[BlockRows]) -> RoundedRows:
 
 
 def _launch(x: Tensor, size: int, kind: type[BlockRows], *, is_silu: bool) -> RoundedRows:
-    rows, pdl = empty_rows(x, size, kind), launches_early(x.device)
+    rows, pdl = empty_rounded(x, size, kind), launches_early(x.device)
     quantize_blocks_kernel[(len(x), triton.cdiv(size, 128 * _CHUNKS))](
         x, rows.codes, rows.scale, size, x.stride(0), CHUNKS=_CHUNKS, SILU=is_silu, PDL=pdl,
         num_warps=4 if is_silu else 2, launch_pdl=pdl,

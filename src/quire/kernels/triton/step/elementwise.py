@@ -14,6 +14,7 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.byte_operands import BlockRows, Fp8Blocks, Int8Blocks
 from quire.kernels.operands import Fp8Rows, Int8Rows, RoundedRows
+from quire.kernels.triton.launch.row_memory import empty_rows
 from quire.kernels.triton.launch.workspace import follow, launches_early
 from quire.kernels.triton.step.row_rounding import (
     codes_of,
@@ -30,7 +31,7 @@ _TYPES: dict[type[RoundedRows], torch.dtype] = {
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Twin of `reference.rms_norm`; x has two or three dimensions, the last one dense."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = empty_rows(*x.shape, dtype=x.dtype, device=x.device)
     _norm(x, None, weight, out, eps)
     return out
 
@@ -39,7 +40,7 @@ def rms_norm_residual(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """Twin of `reference.rms_norm_residual`; adds to the residual in place."""
-    out = torch.empty_like(residual)
+    out = empty_rows(*x.shape, dtype=residual.dtype, device=x.device)
     _norm(x, residual, weight, out, eps)
     return out, residual
 
@@ -51,18 +52,14 @@ def rms_norm_residual_rounded(
 
     As `quantize_rows` or `quantize_blocks` rounds it.
     """
-    rows = empty_rows(x, x.shape[1], kind)
+    rows = empty_rounded(x, x.shape[1], kind)
     _norm(x, residual, weight, rows.codes, eps, rows.scale)
     return rows, residual
 
 
-def empty_rows(x: Tensor, size: int, kind: type[RoundedRows]) -> RoundedRows:
-    """Uninitialised rows [len(x), size], and behind them memory for a multiple of 256.
-
-    TMA is slow where it loads rows that do not exist, see `whole_boxes`.
-    """
-    memory = torch.empty(triton.cdiv(len(x), 256) * 256, size, dtype=_TYPES[kind], device=x.device)
-    codes = memory[: len(x)]
+def empty_rounded(x: Tensor, size: int, kind: type[RoundedRows]) -> RoundedRows:
+    """Uninitialised rows [len(x), size]."""
+    codes = empty_rows(len(x), size, dtype=_TYPES[kind], device=x.device)
     if issubclass(kind, BlockRows):
         return kind(codes, x.new_empty(size // 128, len(x), dtype=torch.bfloat16))
     return kind(codes, torch.empty(len(x), 1, dtype=torch.float32, device=x.device))
@@ -142,7 +139,7 @@ def silu_and_mul(x: Tensor, *, interleaved: bool = False, gelu: bool = False) ->
     """
     tokens, width = len(x), x.shape[1] // 2
     assert x.stride(1) == 1
-    out = x.new_empty(tokens, width)
+    out = empty_rows(tokens, width, dtype=x.dtype, device=x.device)
     block, pdl = min(1024, triton.next_power_of_2(width)), launches_early(x.device)
     silu_kernel[(tokens, triton.cdiv(width, block))](
         x, out, width, x.stride(0), BLOCK=block, INTERLEAVED=interleaved, GELU=gelu, PDL=pdl,
@@ -197,7 +194,7 @@ def silu_and_mul_rounded(x: Tensor, kind: type[RoundedRows]) -> RoundedRows:
     """SiLU of interleaved gate and up in eight bits, as `quantize_rows` rounds it."""
     width = x.shape[1] // 2
     assert x.stride(1) == 1
-    rows = empty_rows(x, width, kind)
+    rows = empty_rounded(x, width, kind)
     block, pdl = min(1024, triton.next_power_of_2(width)), launches_early(x.device)
     silu_rounded_kernel[(len(x),)](
         x, rows.codes, rows.scale, width, x.stride(0),
@@ -238,7 +235,7 @@ def silu_rounded_kernel(
 def quantize_rows(x: Tensor, kind: type[RoundedRows] = Fp8Rows) -> RoundedRows:
     """Twin of `reference.quantize_rows`, or of `reference.round_int8` for whole rows."""
     assert x.stride(1) == 1
-    rows = empty_rows(x, x.shape[1], kind)
+    rows = empty_rounded(x, x.shape[1], kind)
     block, pdl = triton.next_power_of_2(x.shape[1]), launches_early(x.device)
     quantize_kernel[(len(x),)](
         x, rows.codes, rows.scale, x.shape[1], x.stride(0), BLOCK=block, PDL=pdl,

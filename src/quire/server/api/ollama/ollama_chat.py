@@ -59,10 +59,9 @@ def _prepared(
 ) -> Stages[OllamaFormatter | NothingToRun]:
     """The job of a body; the reply itself where nothing is to run. Raises InvalidRequestError."""
     has_message = isinstance(request, OllamaChat)
-    name = ollama_request.served_name(request.model, models)
-    model = models.find(name)
+    model = models.find(request.model)
     yield
-    chat = ollama_to_chat.to_chat(request, name, model)
+    chat = ollama_to_chat.to_chat(request, model)
     if is_empty:
         tool_use(chat.tools, chat.tool_choice)  # which a conversation checks, too
         return _nothing_to_run(request, chat, model.name, has_message=has_message)

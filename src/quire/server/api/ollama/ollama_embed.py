@@ -28,7 +28,6 @@ from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.ollama.ollama_options import Options, keep_alive_notes, read_ollama
-from quire.server.api.ollama.ollama_request import served_name
 from quire.server.http.http_errors import send_complete
 from quire.server.http.openapi_entry import PostEntry, StructRules
 from quire.server.http.request_body import RequestBody, neutral_values
@@ -91,7 +90,7 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob | Nothing
     request, _ = read_ollama(data, _decoder)
     inputs = [request.input] if isinstance(request.input, str) else request.input
     if not request.input:
-        model = models.find(served_name(request.model, models))
+        model = models.find(request.model)
         noted = (*request.no_effect, *keep_alive_notes(request.keep_alive))
         reply = EmbedReply(model=model.name, embeddings=[], total_duration=0, prompt_eval_count=0)
         return NothingToEmbed(reply, noted)
@@ -114,7 +113,7 @@ def _prepared(
     field: str = "input",
 ) -> Stages[EmbeddingJob]:
     """The job of a body. field: that the texts are from."""
-    model = models.find(served_name(request.model, models))
+    model = models.find(request.model)
     yield
     fields = PoolingFields(truncate_prompt_tokens=truncate)
     fields.note_no_effect(*request.no_effect, *keep_alive_notes(request.keep_alive))

@@ -13,9 +13,9 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.errors import ModelNotFoundError
 from quire.server.api.common import route_rules
 from quire.server.api.common.model_route import LightReply, LightRoute
-from quire.server.api.ollama.ollama_request import served_name
 from quire.server.http.http_errors import HttpError
 from quire.server.http.json_response import JsonResponse
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry, PostEntry
@@ -172,7 +172,7 @@ def show(data: bytes, models: ModelRegistry) -> LightReply:
     request, _ = read_body(data, _show_decoder)
     if request.verbose:
         request.note_no_effect("verbose has no effect: vocabularies are not shown; use /tokenize")
-    model = models.find(served_name(request.model or request.name, models))
+    model = models.find(request.model or request.name)
     info, tokenizer = model.engine.info, model.engine.tokenizer
     thinks, calls = model.parsers.reasoning is not None, model.parsers.tools is not None
     extra = [name for name, has in (("tools", calls), ("thinking", thinks)) if has]
@@ -213,10 +213,12 @@ _pull_decoder = msgspec.json.Decoder(PullBody)
 def pull(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply to a body of /api/pull: a model that is served is there. Raises HttpError."""
     request, _ = read_body(data, _pull_decoder)
-    name = served_name(request.model or request.name, models)
-    if name is not None and name not in [known for known, _ in models.named_entries()]:
-        text = f"model: {name[:64]!r} is not served here; fetch it with hf download, and serve it"
-        raise HttpError(404, text, code="model_not_found")
+    name = request.model or request.name
+    try:
+        models.entry(name)
+    except ModelNotFoundError:
+        text = f"model: {str(name)[:64]!r} is not served here; fetch it with hf download, and serve"
+        raise HttpError(404, f"{text} it", code="model_not_found") from None
     return LightReply(PullStatus(), request.no_effect)
 
 

@@ -16,9 +16,6 @@ from quire.server.http.field_bounds import ShortText
 from quire.server.http.openapi_entry import StructRules
 from quire.server.http.request_body import RequestBody, neutral_values
 from quire.server.http.strict_json import NeutralValues, Strict
-from quire.server.model_registry import ModelRegistry
-
-LATEST = ":latest"  # the tag that Ollama's clients add to a name
 
 
 class OllamaFunction(Strict):
@@ -111,14 +108,6 @@ def parse_prompt(data: bytes) -> OllamaPrompt:
     if request.raw and request.system:
         raise invalid_value("system", "a raw prompt has none; leave one of the two out")
     return request
-
-
-def served_name(name: str | None, models: ModelRegistry) -> str | None:
-    """The name without the tag that Ollama's clients add, unless a model has it with the tag."""
-    if name is None or not name.endswith(LATEST):
-        return name
-    names = [known for known, _ in models.named_entries()]
-    return name if name in names else name.removesuffix(LATEST)
 
 
 RULES = (

@@ -62,8 +62,8 @@ def messages_of(request: OllamaBody) -> list[chat_messages.Message]:
     return [chat_messages.Message(role="system", content=request.system), user]
 
 
-def to_chat(request: OllamaBody, name: str | None, model: RegisteredModel) -> ChatRequest:
-    """Ollama's body as a ChatRequest. name: of the model, as it is sent."""
+def to_chat(request: OllamaBody, model: RegisteredModel) -> ChatRequest:
+    """Ollama's body as a ChatRequest."""
     options = request.options or Options()
     given = {own: getattr(options, name) for name, own in _SAMPLING.items()}
     given |= params_set_by("repeat_last_n", options.repeat_last_n)
@@ -72,7 +72,7 @@ def to_chat(request: OllamaBody, name: str | None, model: RegisteredModel) -> Ch
     is_started = last is not None and last.role == "assistant" and not last.tool_calls
     chat = ChatRequest(
         **given,
-        model=name,
+        model=request.model,
         messages=messages,
         continue_final_message=is_started and bool(last and last.content),
         max_tokens=None if limit is None or limit < 0 else limit,

@@ -30,7 +30,7 @@ class ModelCard(msgspec.Struct):
     state: whether it is in memory; one that is not is loaded by a request. max_model_len,
     has_chat_template: None before it was loaded for the first time. root: its name without aliases;
     parent: for clients that look for the model of an adapter, of which there are none. quality:
-    figures of the weights' quality report; None where there is none.
+    figures of the weights' quality report, before they are loaded, too; None where there is none.
     """
 
     id: str
@@ -207,7 +207,8 @@ def _max_model_len(entry: ModelEntry) -> int | None:
 
 
 def _quality(entry: ModelEntry) -> dict[str, bool | float | str] | None:
-    quality = None if entry.model is None else entry.model.engine.info.quality
+    model = entry.model
+    quality = entry.status.quality if model is None else model.engine.info.quality
     return None if quality is None else dict(quality)
 
 
