@@ -5,6 +5,7 @@ QuireError
 │   ├── ConfigError           a setting is wrong
 │   │   └── FileError             the setting is in a file
 │   ├── CheckpointError       a model's files are missing, damaged or do not fit
+│   │   └── QualityGateError      the weights' quality report does not pass
 │   └── InvalidRequestError   a request is wrong (HTTP 400)
 │       ├── ContextLengthError    it can never fit
 │       ├── ModelNotFoundError    it names a model that is not served (HTTP 404)
@@ -20,6 +21,7 @@ QuireError
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -57,6 +59,14 @@ class FileError(ConfigError):
 
 class CheckpointError(UserError):
     """A model's files are missing, damaged, or do not match its configuration."""
+
+
+class QualityGateError(CheckpointError):
+    """Weights whose quality report does not pass the gate. quality: the report's figures."""
+
+    def __init__(self, message: str, quality: Mapping[str, bool | float | str]) -> None:
+        super().__init__(message)
+        self.quality = dict(quality)
 
 
 class InvalidRequestError(UserError):

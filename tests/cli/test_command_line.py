@@ -98,6 +98,13 @@ def test_frozen_surface(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+def test_each_integer_has_bounds(command: str) -> None:
+    """`int` reads any, of which code that takes 64 bits makes a traceback."""
+    parser = importlib.import_module(f"quire.cli.{command.replace('-', '_')}").make_parser()
+    assert [action.dest for action in parser._actions if action.type is int] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_explains_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     text = capsys.readouterr().out

@@ -294,6 +294,12 @@ def test_an_unknown_gate_is_refused_before_the_model_is_looked_for(load_format: 
         resolve(config, "cpu")
 
 
+@pytest.mark.parametrize("limit", ["nan", "inf", "-inf", "1e400", "", "x"])
+def test_a_limit_is_a_number(limit: str) -> None:
+    with pytest.raises(ConfigError, match=r"quality_limits must be limits such as perplexity=0\.01"):
+        QualityLimits.parse(f"cosine={limit}", "quality_limits")
+
+
 def test_a_limit_that_is_named_needs_its_figure() -> None:
     limits = QualityLimits.parse("perplexity=0.01", "quality_gate")
     assert limits.failures({}) == ["the report has no perplexity"]

@@ -217,7 +217,8 @@ def test_wrong_files_of_a_model_on_demand_are_nothing_to_the_others(tmp_path: Pa
     with serve(tmp_path / "sock", *words, "--model-load", "on_demand") as server:
         _, models = server.ask("/v1/models")
         qualities = {model["id"]: model["quality"] for model in models["data"]}
-        assert qualities == {"failed": None, "passed": {"passed": True, "base": ""}, "gone": None}
+        reports = {name: {"passed": name == "passed", "base": ""} for name in folders}
+        assert qualities == reports | {"gone": None}
         for name, reason in (("failed", "the figures are bad"), ("gone", "there is no folder")):
             status, reply = server.ask("/v1/completions", model=name, prompt="x")
             assert (status, reply["error"]["code"]) == (503, "model_not_loaded")
@@ -225,6 +226,7 @@ def test_wrong_files_of_a_model_on_demand_are_nothing_to_the_others(tmp_path: Pa
         assert server.complete("passed", "x")
         (folders["failed"] / QUALITY_FILE).unlink()
         wait_until(lambda: server.ask("/v1/completions", model="failed", prompt="x")[0] == 200)
+        assert server.ask("/v1/models/failed")[1]["quality"] is None
 
 
 # ---------------------------------------------------------------------- on demand, without models

@@ -53,7 +53,7 @@ def make_parser() -> CommandParser:
         "--out", "-o", "--output", metavar="DIR", help="folder of the new checkpoint (needed)"
     )
     parser.add_argument(
-        "--group-size", type=int, metavar="N",
+        "--group-size", type=human_int, metavar="N",
         help="inputs that share a scale, for 4-bit integers; -1: all (default: 128)",
     )  # fmt: skip
     _add_flag(parser, "symmetric", "without zero points (default: the method's choice)")
@@ -80,7 +80,7 @@ def make_parser() -> CommandParser:
         "--steps", type=human_int, metavar="N", help="steps of learned rounding (default: 400)"
     )
     parser.add_argument(
-        "--seed", type=int, metavar="N", help="seed of learned rounding (default: 0)"
+        "--seed", type=human_int, metavar="N", help="seed of learned rounding (default: 0)"
     )
     _add_flag(
         parser, "double-quantization",

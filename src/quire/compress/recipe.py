@@ -59,6 +59,7 @@ class Method:
             "damping": self.corrects_weights,
             "smoothing": self.scaling == "smoothquant",
             "steps": self.rounding == "learned",
+            "seed": self.rounding == "learned",
         }.get(setting, True)
 
 

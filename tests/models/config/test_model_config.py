@@ -172,7 +172,10 @@ def test_phi3_keeps_its_trained_length_beside_the_rope_section(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "architectures names GPT2LMHeadModel; supported"),
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "architectures names 'GPT2LMHeadModel'; supported",
+        ),
         ({"architectures": ...}, "architectures must be a list"),
         ({"architectures": []}, "architectures must be a list"),
         ({"hidden_size": ...}, "hidden_size is missing"),

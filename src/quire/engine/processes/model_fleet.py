@@ -39,7 +39,7 @@ from quire.engine.processes.fleet_model import (
 )
 from quire.engine.processes.liveness import NOTE_SECONDS, open_files
 from quire.engine.processes.server_supervisor import ServerSupervisor
-from quire.errors import CheckpointError, ConfigError, QuireError, UserError
+from quire.errors import CheckpointError, ConfigError, QualityGateError, QuireError, UserError
 from quire.hub import pinned
 from quire.processes import in_detached_thread
 
@@ -250,10 +250,14 @@ class ModelFleet:
     async def _measure(self, model: FleetModel) -> None:
         """Raises ConfigError or CheckpointError."""
         config, limit = model.plan.config, self._settings.memory_bytes
+        model.quality = None
         loop = asyncio.get_running_loop()
         note = loop.call_later(NOTE_SECONDS, _note_slow_files, model.plan.name)
         try:
             measured = await in_detached_thread(partial(_measured, config, limit))
+        except QualityGateError as error:
+            model.quality = error.quality  # /v1/models tells it of refused weights, too
+            raise
         finally:
             note.cancel()
         config, model.footprint, model.quality = measured

@@ -23,7 +23,7 @@ def read_family(config: ConfigFile) -> tuple[str, Family]:
         raise config.wrong("architectures", f"must be a list with one of {known}")
     if names[0] not in ARCHITECTURES:
         raise config.wrong(
-            "architectures", f"names {names[0]}; supported are {known}, such as {_EXAMPLES}"
+            "architectures", f"names {names[0]!r}; supported are {known}, such as {_EXAMPLES}"
         )
     return names[0], ARCHITECTURES[names[0]]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.errors import CheckpointError
+from quire.errors import CheckpointError, QualityGateError
 from quire.model_folder import GGUF_LINK, named_path
 from quire.models.config.quality_report import QualityLimits, figures_of, read_report
 
@@ -26,8 +26,8 @@ def pass_gate(
     is_quantized: whether the folder's weights are. setting: `quantization`, which may round them,
     or round them again. gate: "report" refuses weights whose report says that they failed,
     "require" also quantized ones without a report, "off" none; or limits such as "cosine=0.99",
-    which then decide. Raises CheckpointError for weights that it refuses, ConfigError for another
-    gate.
+    which then decide. Raises QualityGateError for weights whose report does not pass,
+    CheckpointError for others that it refuses, ConfigError for another gate.
     """
     limits = gate_limits(gate)
     report = _report(folder, gate) if setting in _AS_STORED else None
@@ -37,9 +37,10 @@ def pass_gate(
         return None
     failures = report["failures"] if limits is None else limits.failures(report)
     if failures and gate != OFF:
-        raise CheckpointError(
+        raise QualityGateError(
             f"{named_path(folder)} does not pass the quality gate: {'; '.join(failures)}; quantize "
-            "it with more bits, smaller groups or another method, or use quality_gate='off'"
+            "it with more bits, smaller groups or another method, or use quality_gate='off'",
+            _summary(report),
         )
     return _summary(report)
 

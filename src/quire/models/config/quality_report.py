@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,9 @@ class QualityLimits(msgspec.Struct, frozen=True):
         for item in text.split(","):
             name, _, number = item.partition("=")
             try:
-                if name not in known:
+                if name not in known or not math.isfinite(limit := float(number)):
                     raise ValueError
-                values[name] = float(number)
+                values[name] = limit
             except ValueError:
                 raise ConfigError(
                     f"{option} must be {''.join(f'{word}, ' for word in words)}"

@@ -30,7 +30,8 @@ class ModelCard(msgspec.Struct):
     state: whether it is in memory; one that is not is loaded by a request. max_model_len,
     has_chat_template: None before it was loaded for the first time. root: its name without aliases;
     parent: for clients that look for the model of an adapter, of which there are none. quality:
-    figures of the weights' quality report, before they are loaded, too; None where there is none.
+    figures of the weights' quality report, also before they are loaded, or if these are refused by
+    them; None where there is none.
     """
 
     id: str
