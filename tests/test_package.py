@@ -18,10 +18,11 @@ from quire.config import CacheConfig, DeviceConfig, ModelSettings, SchedulerConf
 from quire.core.sampling_options import SamplingOptions
 from quire.engine.frontend.prompt_inputs import read_prompts
 from quire.llm_options import LLMArguments, LLMOptions
+from quire.options import options_of
 
-# those that take more from Python: paths, maps, lists
+# those that take more from Python: paths, maps
 WIDER = {"tokenizer", "chat_template", "generation_config", "prepared_weights",
-         "override_generation_config", "served_model_name"}  # fmt: skip
+         "override_generation_config"}  # fmt: skip
 # arguments of SamplingParams that are not of their fields' types
 TAKEN_PARAMS = [
     "stop='x', bad_words='a'",
@@ -55,14 +56,15 @@ def test_help_is_there_for_all_of_it() -> None:
 
 
 def test_options_are_typed_as_the_settings() -> None:
-    settings = {}
+    settings, lists = {}, set()
     for cls in (ModelSettings, CacheConfig, SchedulerConfig, DeviceConfig):
         settings |= get_type_hints(cls)
+        lists |= {option.name for option in options_of(cls) if option.is_list}
     typed = get_type_hints(LLMOptions)
     assert typed.keys() == settings.keys() - {"model"}
     for name, hint in typed.items():
         if name not in WIDER:
-            assert hint == settings[name] | None, name
+            assert hint == settings[name] | (list[str] if name in lists else None) | None, name
 
 
 def test_names_of_vllm_are_typed() -> None:

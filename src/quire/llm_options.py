@@ -28,7 +28,7 @@ class LLMOptions(TypedDict, total=False):
         ]
         | None
     )  # fmt: skip
-    quantization_overrides: str | None
+    quantization_overrides: str | list[str] | None
     quality_gate: str | None
     max_model_len: int | None
     load_format: Literal["auto", "bitsandbytes", "dummy", "null"] | None
@@ -41,7 +41,7 @@ class LLMOptions(TypedDict, total=False):
     kv_cache_memory_bytes: int | None
     gpu_memory_utilization: float | None
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "int8"] | None
-    kv_cache_dtype_skip_layers: str | None
+    kv_cache_dtype_skip_layers: str | list[str] | None
     enable_prefix_caching: bool | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None

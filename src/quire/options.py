@@ -91,7 +91,7 @@ class Option(msgspec.Struct, frozen=True):
     choices: tuple[str, ...] | None
     help: str
     within: Range | None = None
-    is_list: bool = False  # text with commas between; an option that may be given several times
+    is_list: bool = False  # text with commas between, or a list; may be given several times
 
     def checked(self, value: Any) -> Any:
         """The value, a path as text. Raises ConfigError for a wrong type or an unknown choice."""
@@ -99,13 +99,16 @@ class Option(msgspec.Struct, frozen=True):
             return None
         if self.kind is str and isinstance(value, os.PathLike):
             value = os.fspath(value)
+        if self.is_list and isinstance(value, list | tuple):
+            value = ",".join(map(str, value))
         value = plain_number(value)
         if self.choices is not None and value not in self.choices:
             known = ", ".join(self.choices)
             raise ConfigError(f"{self.name} must be one of {known}, not {value!r}")
         accepted: tuple[type, ...] = (int, float) if self.kind is float else (self.kind,)
         if not isinstance(value, accepted) or (self.kind is not bool and isinstance(value, bool)):
-            raise ConfigError(f"{self.name} must be {_KINDS[self.kind]}, not {value!r}")
+            or_list = ", or a list of such" if self.is_list else ""
+            raise ConfigError(f"{self.name} must be {_KINDS[self.kind]}{or_list}, not {value!r}")
         return value
 
 

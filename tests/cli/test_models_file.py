@@ -216,6 +216,11 @@ def test_a_file(tmp_path: Path) -> None:
         ),
         ("models:\n  - model: a\n    num_blocks: 0\n", 3, "num_blocks must be between 1 and"),
         ("models:\n  - model: a\n    num_blocks: [1]\n", 3, "num_blocks must be one value"),
+        (
+            "models:\n  - model: a\n    quantization_overrides: {lm_head: nf4}\n",
+            3,
+            "quantization_overrides must be a string, or a list of such, not {",
+        ),
         ("models:\n  - model: a\n    dtype: int3\n", 3, "dtype must be one of"),
         ("models:\n  - model: a\n\n    load: later\n", 4, "load must be one of at_start"),
         ("models:\n  - model: a\n    model: b\n", 3, "model is set twice"),

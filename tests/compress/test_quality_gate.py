@@ -296,7 +296,7 @@ def test_an_unknown_gate_is_refused_before_the_model_is_looked_for(load_format: 
 
 @pytest.mark.parametrize("limit", ["nan", "inf", "-inf", "1e400", "", "x"])
 def test_a_limit_is_a_number(limit: str) -> None:
-    with pytest.raises(ConfigError, match=r"quality_limits must be limits such as perplexity=0\.01"):
+    with pytest.raises(ConfigError, match="quality_limits must be limits such as perplexity="):
         QualityLimits.parse(f"cosine={limit}", "quality_limits")
 
 

@@ -109,6 +109,15 @@ def test_each_scheme_has_formats_for_each_type_of_device() -> None:
     assert all(schemes.keys() == set(get_args(DeviceType)) for schemes in SCHEMES.values())
 
 
+def test_settings_of_several_values_take_a_list() -> None:
+    rules = ["*.down_proj=int8", "lm_head=none"]
+    for given in (rules, tuple(rules), ",".join(rules)):
+        config = EngineConfig.from_options(model="a/b", quantization_overrides=given)
+        assert config.model.quantization_overrides == "*.down_proj=int8,lm_head=none"
+    with pytest.raises(ConfigError, match="overrides must be a string, or a list of such, not"):
+        EngineConfig.from_options(model="a/b", quantization_overrides={"lm_head": "nf4"})
+
+
 def test_wrong_overrides_are_refused_before_a_model_is_downloaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -200,9 +200,7 @@ def _value(option: Option | None, node: yaml.Node) -> Any:
 
 
 def _checked(option: Option, value: Any) -> Any:
-    if option.is_list and isinstance(value, list):
-        value = ",".join(map(str, value))
-    if isinstance(value, list | dict):
+    if isinstance(value, list | dict) and not option.is_list:
         raise ConfigError(f"{option.name} must be one value")
     if option.kind is int and isinstance(value, str):
         try:

@@ -138,8 +138,8 @@ def own_value(name: str, value: Any) -> Any:
         return DEFAULT
     if type(value).__module__.partition(".")[0] == "torch":
         value = str(value).removeprefix("torch.")
-    if name == "served_model_name" and isinstance(value, list | tuple):
-        return ",".join(map(str, value)) or DEFAULT
+    if name == "served_model_name" and value in ([], ()):
+        return DEFAULT
     if name in _JSON and isinstance(value, dict):
         return json.dumps(value)
     if name == "seed" and same_value(value, -1):  # as in llama.cpp, Ollama and KoboldCpp
