@@ -125,7 +125,7 @@ def test_headers_with_many_tensors_take_linear_time(tmp_path: Path) -> None:
 
 def test_an_unknown_family_gets_the_list_of_supported_ones(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["MixtralForCausalLM"]}')
-    with pytest.raises(CheckpointError, match=r"names MixtralForCausalLM; supported are Llama.*, "
+    with pytest.raises(CheckpointError, match=r"names 'MixtralForCausalLM'; supported are Llama.*, "
                        "such as Qwen/Qwen3-0.6B"):  # fmt: skip
         ModelConfig.from_folder(tmp_path)
 

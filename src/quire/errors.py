@@ -21,7 +21,6 @@ QuireError
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 
@@ -64,9 +63,11 @@ class CheckpointError(UserError):
 class QualityGateError(CheckpointError):
     """Weights whose quality report does not pass the gate. quality: the report's figures."""
 
-    def __init__(self, message: str, quality: Mapping[str, bool | float | str]) -> None:
+    def __init__(
+        self, message: str, *, quality: dict[str, bool | float | str] | None = None
+    ) -> None:
         super().__init__(message)
-        self.quality = dict(quality)
+        self.quality = quality
 
 
 class InvalidRequestError(UserError):

@@ -40,7 +40,7 @@ def pass_gate(
         raise QualityGateError(
             f"{named_path(folder)} does not pass the quality gate: {'; '.join(failures)}; quantize "
             "it with more bits, smaller groups or another method, or use quality_gate='off'",
-            _summary(report),
+            quality=_summary(report),
         )
     return _summary(report)
 
