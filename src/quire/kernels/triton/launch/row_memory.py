@@ -22,5 +22,6 @@ def whole_boxes(x: Tensor, block_m: int) -> Tensor:
     What is computed from these must not be stored.
     """
     numbers = x.untyped_storage().nbytes() // x.itemsize - x.storage_offset()
-    rows = min(triton.cdiv(len(x), block_m) * block_m, numbers // x.stride(0))
+    there = (numbers - x.shape[1]) // x.stride(0) + 1  # x may be columns of wider rows
+    rows = min(triton.cdiv(len(x), block_m) * block_m, there)
     return x.as_strided((rows, x.shape[1]), x.stride())
