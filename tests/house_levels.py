@@ -22,7 +22,7 @@ LEVELS = {
 SUBLEVELS = {
     "engine": {"core": 0, "gpu": 1, "startup": 2, "frontend": 3, "processes": 4, "profile": 4},
     "server": {
-        "http": 0, "parsing": 0, "settings": 1, "system_fingerprint": 1,
+        "http": 0, "parsing": 0, "settings": 1,
         "admission": 2, "model_registry": 3, "model_loading": 4,
         "api.common": 5, "api.openai": 6, "api.anthropic": 6, "api.llama_cpp": 6, "api.ollama": 6,
         "ops": 7, "app": 8, "uvicorn_server": 8, "worker": 9,

@@ -132,7 +132,7 @@ def test_the_failure_of_an_engine_keeps_nothing_of_its_requests() -> None:
         engine = AsyncEngine(link, TOKENIZER, info, 0)
         running = [asyncio.ensure_future(engine.complete([5], SamplingParams())) for _ in range(2)]
         await asyncio.sleep(0)
-        link.listener.on_failure("the engine has stopped")
+        link.listener.on_failure(EngineError("the engine has stopped"))
         running.append(asyncio.ensure_future(engine.complete("a" * 9999, SamplingParams())))
         for task in running:
             with pytest.raises(EngineError, match="the engine has stopped"):
@@ -163,7 +163,7 @@ def test_an_engine_that_has_ended_runs_nothing(will_return: bool) -> None:
         if will_return:
             link.listener.on_down(lambda _: set())
         else:
-            link.listener.on_failure("unloaded")
+            link.listener.on_failure(EngineError("unloaded"))
         assert engine.stats == ended
         await engine.close()
 

@@ -20,8 +20,7 @@ from quire.core.pooling_params import PoolingParams
 from quire.errors import EngineError
 from quire.server.admission.admission_control import Admission
 from quire.server.api.common import embedding_runner
-from quire.server.api.common.embedding_fields import MAX_INPUTS
-from quire.server.api.common.embedding_job import PackedPrompts
+from quire.server.api.common.embedding_job import MAX_INPUTS, PackedPrompts
 from quire.server.api.openai import embeddings_request
 from quire.server.api.openai.embeddings_reply import MAX_POSITIONS
 from quire.server.app import build_app

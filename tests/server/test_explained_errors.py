@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 
 from quire.errors import InvalidRequestError
+from quire.server.api.anthropic import messages_request
 from quire.server.api.common.chat_request import ChatRequest
 from quire.server.app import build_app
 from quire.server.http import strict_json
@@ -139,7 +140,9 @@ def post(apps: dict[str, Starlette], path: str, body: bytes) -> Reply:
         error = reply.json()["error"]
         text = error if path.startswith("/api/") else error["message"]
         assert 0 < len(text) <= 1000
-        assert text[0] != "["  # a field has a name
+        assert text[0] not in "[:"  # a field has a name
+        for foreign in ("recursion", "JSON: JSON", "or false or"):
+            assert foreign not in text
     return reply
 
 
@@ -182,6 +185,29 @@ def test_any_json_in_any_field_is_no_server_error(
     position = data.draw(st.sampled_from([(), *positions(body)]))
     name = data.draw(st.sampled_from(["", "new", "`key` in `$.a[...]`", "5"]))
     post(apps, path, with_value(body, position, data.draw(VALUES), name))
+
+
+@pytest.mark.parametrize("raw", [b'"' + b"k" * 3000 + b'"', b"[" * 3000 + b"]" * 3000])
+@pytest.mark.parametrize(("path", "body"), BODIES)
+def test_a_long_value_of_a_field_keeps_the_fix(
+    apps: dict[str, Starlette], path: str, body: dict[str, Any], raw: bytes
+) -> None:
+    for position in positions(body):
+        if "schema" not in str(position) and "parameters" not in position:  # of a library
+            reply = post(apps, path, with_value(body, position, raw, ""))
+            assert "…" not in reply.body.decode()
+
+
+def test_deep_values_behind_an_unknown_name_are_too_deep() -> None:
+    body = (
+        b'{"max_tokens": 1, "messages": [{"role": "user", "content": [{"type": "text", "x": %b}]}]}'
+    )
+    for deep, text in (
+        (b"[" * 3000 + b"]" * 3000, "nested too deeply"),
+        (b"[1, ]", "trailing comma"),
+    ):
+        with pytest.raises(InvalidRequestError, match=f"not valid JSON: .*{text}"):
+            messages_request.parse(body % deep)
 
 
 HIDDEN = {"x": [{"z": 1, "y": MARK}]}

@@ -109,7 +109,8 @@ def test_no_limit_in_ollamas_words(
         ("/v1/completions", {"n_predict": 0}, "n_predict: must be at least 1 without echo"),
         ("/v1/chat/completions", {"n_predict": 8, "min_tokens": 20},
          "min_tokens: 20 is above n_predict (8); lower it"),
-        ("/v1/embeddings", {"use_activation": 3}, "use_activation: must be true or false or null"),
+        ("/completion", {"samplers": [None, True]}, "samplers: [null, true] is not supported"),
+        ("/v1/embeddings", {"use_activation": 3}, "use_activation: must be true, false or null"),
     ],
 )  # fmt: skip
 def test_an_error_has_the_name_that_was_sent(

@@ -371,7 +371,7 @@ def test_unknown_names_are_cut(complete: Post) -> None:
 
 def test_unsupported_field_is_refused_by_name(chat: Post) -> None:
     error = chat(modalities=["audio"]).error
-    assert error["message"].startswith("modalities: ['audio'] is not supported: models read and")
+    assert error["message"].startswith('modalities: ["audio"] is not supported: models read and')
     assert error["code"] == "unsupported_parameter"
 
 

@@ -33,7 +33,6 @@ WHY_REFUSED: Mapping[str, str] = {
     "function_call": "functions are tools; send tool_calls",
     "height": _TEXT_ONLY,
     "images": _TEXT_ONLY,
-    "include_obfuscation": "must be true or false; leave it out",
     "output_format": "send output_config with a format",
     "prefix": "send continue_final_message",
     "prompt": "prompts are not stored; send input and instructions",

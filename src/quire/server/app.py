@@ -42,13 +42,12 @@ from quire.server.model_loading import ModelLoader
 from quire.server.model_registry import ModelRegistry
 from quire.server.ops import api_page
 from quire.server.ops.admin import build_admin_app
-from quire.server.ops.api_page import ApiPage
+from quire.server.ops.api_page import docs_route
 from quire.server.ops.health import Health
-from quire.server.ops.live_view import LiveView
+from quire.server.ops.live_view import live_route
 from quire.server.ops.metrics_route import MetricsPage
 from quire.server.ops.openapi import with_openapi
 from quire.server.ops.request_observer import RequestObserver
-from quire.server.ops.server_load import ServerLoad
 from quire.server.ops.web_page import WebPage
 from quire.server.settings import ServerSettings
 
@@ -113,13 +112,12 @@ def build_server(
             *ModelsRoutes(models).routes,
             *OllamaModels(models).routes,
             *Health(models, drain, settings.engine_hang_timeout).routes,
-            LiveView(models, observer.metrics).route,
-            ServerLoad(models).route,
+            live_route(models, observer.metrics),
             tokenizer_info_route(models),
             props_route(models),
             MetricsPage(observer.metrics, models, settings.gpu_hour_cost).route,
             *page.routes,
-            ApiPage(page.assets).route,
+            docs_route(page.assets),
         ],
         settings.root_path or "",
     )

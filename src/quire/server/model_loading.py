@@ -49,7 +49,8 @@ class ModelLoader:
             async with asyncio.timeout(seconds):
                 await self._until_loaded(self.models.entry(name))
         except TimeoutError:
-            text = f"model {name} was not loaded within {seconds:g} s; send the request again later"
+            waited = f"{round(seconds, 2):g} s"
+            text = f"model {name} was not loaded within {waited}; send the request again later"
             raise ModelNotLoadedError(name, text, retry_after=RETRY_SECONDS) from None
 
     async def unload_all(self, entries: Iterable[ModelEntry], grace: float) -> None:

@@ -7,11 +7,13 @@ models are loaded and unloaded is in model_loading.py.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.processes.control_channel import ModelState, ModelStatus
 from quire.errors import ModelNotFoundError, ModelNotLoadedError
@@ -20,7 +22,7 @@ from quire.server.admission.in_flight import InFlightCounter, local_counters
 from quire.server.parsing.choose_parsers import ModelParsers, choose_parsers
 from quire.server.parsing.template_variables import known_defaults, parse_template_defaults
 from quire.server.settings import ServerSettings
-from quire.server.system_fingerprint import system_fingerprint
+from quire.version import __version__
 
 _LATEST = ":latest"
 
@@ -185,7 +187,7 @@ class ModelRegistry:
             parsers=parsers,
             admission=entry.admission,
             request_defaults=defaults,
-            fingerprint=system_fingerprint(engine.info),
+            fingerprint=_fingerprint(engine.info),
             template_defaults=known_defaults(variables, tokenizer.chat_variables, name),
             forces_usage=self._settings.enable_force_include_usage,
         )
@@ -246,6 +248,17 @@ class ModelRegistry:
     def _unknown(self, name: str) -> str:
         known = " or ".join(repr(known) for known, _ in self.named_entries())
         return f"model: {name[:128]!r} is not served here; use {known}"
+
+
+def _fingerprint(info: EngineInfo) -> str:
+    """The system_fingerprint of a started engine, such as "build-0.1.0-5f0c2d1e".
+
+    It changes with what made an answer, but not with other weights under the same name. It begins
+    with "b", as that of llama.cpp's server, whose clients look for the build there.
+    """
+    facts = (info.model_name, info.dtype, info.device, info.quantization, info.kv_cache_dtype)
+    digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:8]
+    return f"build-{__version__}-{digest}"
 
 
 def _sum(capacities: Sequence[Capacity]) -> Capacity:

@@ -38,7 +38,7 @@ from quire.engine.processes.ipc import EngineSocket, Sent
 from quire.engine.processes.process_link import ProcessLink
 from quire.engine.processes.status_page import StatusPage
 from quire.engine.startup.null_engine import start_null_engine
-from quire.errors import EngineError, InvalidRequestError, OverloadedError
+from quire.errors import EngineError, InvalidRequestError, OverloadedError, QuireError
 from quire.hub import tokenizer_folder
 from quire.shared_memory import clear_page, create_shared_memory
 from quire.tokenizer.tokenizer import Tokenizer
@@ -389,15 +389,20 @@ def test_a_request_that_sees_many_deaths_ends_whatever_their_cause(tmp_path: Pat
     run(tmp_path, scenario)
 
 
-def test_an_engine_that_does_not_return_ends_its_streams(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("why", "kind"), [("", EngineError), ("unloaded", OverloadedError)])
+def test_an_engine_that_does_not_return_ends_its_streams(
+    tmp_path: Path, why: str, kind: type[QuireError]
+) -> None:
     async def scenario(front: Front) -> None:
         front.server.pause = 0.001
         stream = asyncio.create_task(front.collect(3000))
         await front.until_running(1)
         front.server.kill()
-        front.link.engine_died(will_return=False)
-        with pytest.raises(EngineError):
+        front.link.engine_died(will_return=False, why=why)
+        with pytest.raises(kind, match=why or "stopped"):
             await stream
+        with pytest.raises(kind, match=why or "stopped"):  # as later ones do
+            await front.collect(1)
         assert not front.engine.is_alive
 
     run(tmp_path, scenario)

@@ -10,14 +10,13 @@ from quire.compat.refused_fields import WHY_REFUSED
 from quire.server.api.anthropic.messages_request import MESSAGES_REFUSED
 from quire.server.api.common.chat_messages import MESSAGE_UNSUPPORTED
 from quire.server.api.common.chat_request import CHAT_REFUSED
-from quire.server.api.common.generation_request import STREAM_UNSUPPORTED
 from quire.server.api.common.response_format import UNSUPPORTED
 from quire.server.api.llama_cpp.completion_request import REFUSED
 from quire.server.api.ollama import ollama_request
 from quire.server.api.openai.responses_request import RESPONSES_REFUSED
 
-OLLAMA = {*ollama_request._REFUSED, *ollama_request._MESSAGE_REFUSED}
-TABLES = (MESSAGES_REFUSED, MESSAGE_UNSUPPORTED, CHAT_REFUSED, STREAM_UNSUPPORTED, UNSUPPORTED)
+OLLAMA = {*ollama_request._REFUSED, *ollama_request.OllamaMessage.neutral}
+TABLES = (MESSAGES_REFUSED, MESSAGE_UNSUPPORTED, CHAT_REFUSED, UNSUPPORTED)
 TABLES += (REFUSED, RESPONSES_REFUSED)
 
 

@@ -70,3 +70,15 @@ def test_a_weight_that_is_not_finite_is_named_by_a_server_that_works_on(
 
 def test_no_key_is_asked_for(engine: FakeEngine) -> None:
     assert statuses(build_app(engine, ServerSettings(api_key="k"))) == (200, 200, 200)
+
+
+def test_load_counts_answers(app: Starlette) -> None:
+    def load() -> int:
+        count: int = call(app, "/load").json()["server_load"]
+        return count
+
+    assert load() == 0
+    app.state.models.find(None).admission.in_flight.add(3, 100)
+    assert load() == 3
+    app.state.models.find(None).admission.in_flight.add(-3, -100)
+    assert load() == 0

@@ -16,7 +16,7 @@ from quire.server.parsing.output_events import Answer, Event, ToolCall, ToolCall
 from quire.server.parsing.output_parser import OutputParser, ParserConfig
 from quire.server.parsing.reasoning_parser import REASONING_PARSERS
 from quire.server.parsing.text_source import MAX_ATTEMPT_CHARS, MAX_SPACE_CHARS
-from quire.server.parsing.tool_call_ids import long_id, short_id
+from quire.server.parsing.tool_parser import long_id, short_id
 from quire.server.parsing.tool_parsers import TOOL_PARSERS
 
 TOOLS: dict[str, dict[str, Any]] = {

@@ -188,7 +188,7 @@ class AsyncEngine(ModelOwner):
         """Disconnect from the engine; unfinished requests end with an EngineError."""
         await self._link.close()
         await asyncio.to_thread(self._inputs.close)
-        self._tracker.on_failure("the engine was shut down")
+        self._tracker.on_failure(EngineError("the engine was shut down"))
         self._threads.close()
 
     async def _prepare(

@@ -20,8 +20,8 @@ class EngineListener(Protocol):
     def on_step(self, step: StepOutput) -> None:
         """Called with the outputs of a finished step."""
 
-    def on_failure(self, message: str) -> None:
-        """The engine has ended, and no other one is being started."""
+    def on_failure(self, error: QuireError) -> None:
+        """The engine has ended, and no other one is being started. error: what requests get."""
 
     def on_down(
         self, find_started: Callable[[Iterable[str]], set[str]], *, is_blameless: bool = False

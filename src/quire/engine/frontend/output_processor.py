@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -241,23 +241,21 @@ class OutputProcessor:
         if has_end_token and not sampling.include_stop_str_in_output:
             shown = shown[:-1]  # the end token has no text
         num_before = detokenizer.num_tokens
-        text = detokenizer.push(shown)
-        if ended:
+        text, is_over = _pushed(answer, shown)
+        if ended and not is_over:
             text += detokenizer.finish()
         token_ids, stop_reason = delta.token_ids, detokenizer.stop_reason
-        if stop_reason is not None:  # drop what follows the stop string
+        if is_over or stop_reason is not None:  # drop what follows
             token_ids = token_ids[: detokenizer.num_tokens - num_before]
         part = CompletionOutput(answer.index, text, token_ids)
         if sampling.logprobs is not None:
             is_ranked = sampling.logprob_token_ids is None
             shown_scores = delta.logprobs[: len(token_ids)]
             part.logprobs = [self._position(x, is_ranked=is_ranked) for x in shown_scores]
-        if stop_reason is not None:
+        if is_over or stop_reason is not None:
             part.finish_reason, part.stop_reason = FinishReason.STOP.value, stop_reason
         else:
             part.finish_reason, part.stop_reason = delta.finish_reason, delta.stop_token_id
-        if part.finish_reason is None and answer.is_over is not None and answer.is_over(text):
-            part.finish_reason = FinishReason.STOP.value
         return part
 
     def _take_output(self, request: _RequestState) -> RequestOutput:
@@ -293,6 +291,22 @@ class OutputProcessor:
                 rank = scores.rank if index == 0 else others
                 found[token_id] = Logprob(logprob, rank, self._tokenizer.token_text(token_id))
         return found
+
+
+def _pushed(answer: _AnswerState, token_ids: Sequence[int]) -> tuple[str, bool]:
+    """The text of an answer's next tokens, and whether it is over.
+
+    Where text may end it, tokens are taken one by one, however many have come together: what the
+    caller gets must not depend on that.
+    """
+    if answer.is_over is None:
+        return answer.detokenizer.push(token_ids), False
+    text = ""
+    for token_id in token_ids:
+        text += (piece := answer.detokenizer.push([token_id]))
+        if answer.is_over(piece):
+            return text, True
+    return text, False
 
 
 def _as_error(message: str, kind: ErrorKind) -> QuireError:

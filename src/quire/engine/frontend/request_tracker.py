@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 
 from quire.core.messages import AbortRequests, EngineMessage, EngineStats, RequestDelta, StepOutput
 from quire.core.request import FinishReason
@@ -51,7 +52,7 @@ class RequestTracker:
         self.metrics = RequestMetrics()
         self.views = EngineViewClient(self.post)
         self.is_down = False  # between two engine processes
-        self.failure: EngineError | None = None
+        self.failure: QuireError | None = None
         self._link = link
         self._set_limits = set_limits
         self._processor = OutputProcessor(tokenizer, self.metrics)
@@ -86,9 +87,9 @@ class RequestTracker:
         return queue
 
     def check_failure(self) -> None:
-        """Raise EngineError if the engine has ended."""
+        """Raise the error of an engine that has ended."""
         if self.failure is not None:  # a new error: one keeps the frames, and texts, that it passes
-            raise EngineError(str(self.failure))
+            raise copy(self.failure)
 
     def post(self, message: EngineMessage) -> None:
         """Send a message other than a request at the end of this turn of the event loop."""
@@ -156,7 +157,8 @@ class RequestTracker:
             self._hand_over(deltas)
         except Exception:  # it is unknown which callers have got their outputs
             logger.exception("a step's results could not be delivered")
-            self.on_failure("the engine's results could not be delivered; restart the server")
+            text = "the engine's results could not be delivered; restart the server"
+            self.on_failure(EngineError(text))
         except BaseException:  # Ctrl-C may end what runs, and the loop may go on
             self._abandon()
             raise
@@ -218,12 +220,12 @@ class RequestTracker:
         """End a request of which an answer is too large to continue; the others go on."""
         self._deliver([RequestDelta(request_id=request_id, error=TOO_LARGE_TO_CONTINUE)])
 
-    def on_failure(self, message: str) -> None:
-        """The engine has ended and is not being restarted: end every stream with an error."""
-        self.failure = EngineError(message)
+    def on_failure(self, error: QuireError) -> None:
+        """The engine has ended and is not being restarted: end every stream with the error."""
+        self.failure = error
         self.stats.end()
         for queue in self._queues.values():
-            queue.put(EngineError(message))
+            queue.put(copy(error))
 
     def _put(self, request_id: str, output: RequestOutput | QuireError) -> None:
         queue = self._queues.get(request_id)

@@ -16,7 +16,7 @@ from quire.config import EngineConfig
 from quire.core.messages import EngineMessage, StepOutput
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.engine_link import EngineListener
-from quire.errors import QuireError
+from quire.errors import EngineError, QuireError
 
 if TYPE_CHECKING:  # the thread imports it, and NumPy with it
     from quire.engine.core.engine_core import EngineCore
@@ -79,7 +79,8 @@ class ThreadLink:
             self._serve(core)
         except Exception:
             logger.exception("the engine's loop failed")
-            self._on_loop(lambda it: it.on_failure("the engine stopped; restart the server"))
+            stopped = EngineError("the engine stopped; restart the server")
+            self._on_loop(lambda it: it.on_failure(stopped))
 
     def _serve(self, core: EngineCore) -> None:
         while True:

@@ -12,7 +12,7 @@ from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.engine_link import EngineListener
 from quire.engine.processes.ipc import EngineConnection
 from quire.engine.processes.status_page import StatusPage
-from quire.errors import QuireError
+from quire.errors import EngineError, OverloadedError, QuireError
 
 
 class ProcessLink:
@@ -58,7 +58,8 @@ class ProcessLink:
         if self._listener is None:  # nothing was sent yet
             return
         if not will_return:
-            self._listener.on_failure(why or "the engine has stopped; restart the server")
+            stopped = EngineError("the engine has stopped; restart the server")
+            self._listener.on_failure(OverloadedError(why) if why else stopped)
         elif was_alive:
             self._listener.on_down(self._page.find_started, is_blameless=is_blameless)
 

@@ -1,4 +1,4 @@
-"""FieldNames: translates the names of fields, in errors, to those that the client has sent."""
+"""FieldNames, Origins: translate the names of fields, in errors, to those that clients sent."""
 
 from __future__ import annotations
 
@@ -66,3 +66,23 @@ class FieldNames:
 
 
 SAME = FieldNames({})
+
+_OF_A_CHAT = re.compile(r"(messages\[\d+\])(?:\.tool_calls(?:\[\d+\]\.function)?)?")
+
+
+class Origins(dict[str, str]):
+    """The places of a chat's messages in the body that it was made of, for errors.
+
+    From "messages[1]", and "messages[1].tool_calls[0].function" where a call stands elsewhere, to a
+    path such as "input[0]". As a context manager it changes the InvalidRequestErrors that pass.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if self and isinstance(error, InvalidRequestError):
+            text = str(error)
+            found = _OF_A_CHAT.match(text)
+            if found and (own := self.get(found[0]) or self.get(found[1])):
+                error.args, error.param = (own + text[found.end() :],), own.partition("[")[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import Any
+from typing import Any, NoReturn
 
 import httptools
 import msgspec
@@ -21,6 +21,17 @@ _FRAMING_HEADERS = frozenset({b"host", b"expect", b"transfer-encoding"})
 _AUTHORITY = re.compile(rb"[^/?#]+://([^/?#]*)")  # of an absolute target
 
 _LONGEST_TARGET = (1 << 16) - 1  # bytes that httptools can parse
+
+_HEADERS_TOO_LARGE = "the headers are too long or too many; send fewer and shorter ones"
+_TOO_MANY_PIPELINED = (
+    "too many requests wait for the answers to earlier ones; read those before you send more"
+)
+_NO_TUNNELS = (
+    "the method CONNECT asks for a tunnel, which only a proxy opens; send the request itself"
+)
+_UNKNOWN_CODING = (
+    "the header Transfer-Encoding has a coding other than chunked; send the body plain"
+)
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,11 +83,12 @@ class FramedProtocol(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError:
-            raise self._refusal or _malformed() from None
+            text = "the request is not valid HTTP/1.1; send a well-formed request"
+            raise self._refusal or HttpError(400, text, code="bad_request") from None
         if self._num_phases == before and self._phase is not Phase.NONE:
             self._num_bytes += len(data)
             if self._num_bytes > self._max_bytes:
-                raise _headers_too_large()
+                self._refuse_parsing(_HEADERS_TOO_LARGE, 431, "headers_too_large")
 
     def _feed(self, data: bytes) -> None:
         """Feed the parser. It stops after headers that ask for an upgrade to another protocol.
@@ -115,15 +127,14 @@ class FramedProtocol(HttpToolsProtocol):
         """A part of the target has come."""
         super().on_url(url)
         if len(self.url) > min(self._limits.header_bytes, _LONGEST_TARGET):
-            self._refusal = _target_too_long()
-            raise self._refusal
+            text = "the URL is too long; send what it holds in the body"
+            self._refuse_parsing(text, 414, "target_too_long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header or trailer has come."""
         self._num_bytes += len(name) + len(value)
         if self._num_bytes > self._max_bytes or len(self.headers) >= self._limits.num_headers:
-            self._refusal = _headers_too_large()
-            raise self._refusal
+            self._refuse_parsing(_HEADERS_TOO_LARGE, 431, "headers_too_large")
         name = name.lower()
         if name in _FRAMING_HEADERS:
             self._read_header(name, value)
@@ -136,19 +147,18 @@ class FramedProtocol(HttpToolsProtocol):
             is_asked = value.lower() == b"100-continue"
             self.expect_100_continue = is_asked and self.parser.get_http_version() == "1.1"
         elif value.strip().lower() != b"chunked":
-            self._refusal = _unknown_coding()
-            raise self._refusal
+            self._refuse_parsing(_UNKNOWN_CODING)
 
     def on_headers_complete(self) -> None:
         """All headers have come: the request can be served."""
         if self.parser.get_method() == b"CONNECT":
-            self._refusal = _no_tunnels()
-            raise self._refusal
+            self._refuse_parsing(_NO_TUNNELS)
         self._ignores_upgrade = self.parser.should_upgrade()
         if self._ignores_upgrade:
             return
         self._check_hosts()
-        self._check_pipelined()
+        if len(self.pipeline) >= self._limits.num_pipelined:
+            self._refuse_parsing(_TOO_MANY_PIPELINED)
         self._use_host_of_target()
         super().on_headers_complete()
         self._begin(Phase.BODY)
@@ -156,17 +166,9 @@ class FramedProtocol(HttpToolsProtocol):
 
     def _check_hosts(self) -> None:
         """Refuse a request whose host is not given, or given twice; clients of HTTP/1.0 may."""
-        if self._num_hosts == 1:
-            return
-        if self._num_hosts == 0 and self.parser.get_http_version() != "1.1":
-            return
-        self._refusal = _wrong_hosts()
-        raise self._refusal
-
-    def _check_pipelined(self) -> None:
-        if len(self.pipeline) >= self._limits.num_pipelined:
-            self._refusal = _too_many_pipelined()
-            raise self._refusal
+        may_omit = self._num_hosts == 0 and self.parser.get_http_version() != "1.1"
+        if self._num_hosts != 1 and not may_omit:
+            self._refuse_parsing("the header Host is missing or given twice; send it once")
 
     def _use_host_of_target(self) -> None:
         """The host of an absolute target counts, and not that of the header (RFC 9112, 3.2.2)."""
@@ -191,6 +193,11 @@ class FramedProtocol(HttpToolsProtocol):
         if not self.pipeline:  # a large body has paused it, and nobody would see its client leave
             self.flow.resume_reading()
 
+    def _refuse_parsing(self, text: str, status: int = 400, code: str = "bad_request") -> NoReturn:
+        """Stop at what breaks a limit or the rules. Raises HttpError."""
+        self._refusal = HttpError(status, text, code=code)
+        raise self._refusal
+
     def _line(self) -> tuple[str, str]:
         """Method and path of the request that is being received, as far as they are known."""
         if self._phase is Phase.BODY:
@@ -199,38 +206,3 @@ class FramedProtocol(HttpToolsProtocol):
             path = self.url.partition(b"?")[0].decode("latin-1")
             return self.parser.get_method().decode("latin-1"), path
         return "-", "-"
-
-
-def _malformed() -> HttpError:
-    text = "the request is not valid HTTP/1.1; send a well-formed request"
-    return HttpError(400, text, code="bad_request")
-
-
-def _headers_too_large() -> HttpError:
-    text = "the headers are too long or too many; send fewer and shorter ones"
-    return HttpError(431, text, code="headers_too_large")
-
-
-def _target_too_long() -> HttpError:
-    text = "the URL is too long; send what it holds in the body"
-    return HttpError(414, text, code="target_too_long")
-
-
-def _wrong_hosts() -> HttpError:
-    text = "the header Host is missing or given twice; send it once"
-    return HttpError(400, text, code="bad_request")
-
-
-def _too_many_pipelined() -> HttpError:
-    text = "too many requests wait for the answers to earlier ones; read those before you send more"
-    return HttpError(400, text, code="bad_request")
-
-
-def _no_tunnels() -> HttpError:
-    text = "the method CONNECT asks for a tunnel, which only a proxy opens; send the request itself"
-    return HttpError(400, text, code="bad_request")
-
-
-def _unknown_coding() -> HttpError:
-    text = "the header Transfer-Encoding has a coding other than chunked; send the body plain"
-    return HttpError(400, text, code="bad_request")

@@ -1,4 +1,4 @@
-"""Names inside a body's structs: unknown ones that are null are left out, others refused by name.
+"""Names inside a body's structs: unknown ones that ask for nothing are left out, others refused.
 
 A client's own object, sent back, has each field that this client knows, null where an answer had
 none. Read only where msgspec has found a name that its struct does not have.
@@ -6,7 +6,7 @@ none. Read only where msgspec has found a name that its struct does not have.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -14,14 +14,15 @@ from msgspec import inspect
 
 from quire.server.http.allowed_values import alternatives, type_info
 
-# refuses the names of an object that are not among these, unless they are null; its path
-Check = Callable[[dict[str, Any], set[str], str], None]
+# refuses the names of an object that are not among these, unless they are null or have one of the
+# neutral values; its path
+Check = Callable[[dict[str, Any], set[str], Mapping[str, Collection[Any]], str], None]
 
 
 def without_unknown_nulls(
     body: bytes, decoder: msgspec.json.Decoder[Any], path: str, check: Check
 ) -> bytes:
-    """The body without members that are null and that no struct has.
+    """The body without members that ask for nothing and that no struct has.
 
     path: the field that holds `body`, if it is a part of a larger body. Raises what `check` raises,
     and ValueError or RecursionError for a body that cannot be read without types.
@@ -46,7 +47,7 @@ def _known(value: Any, kind: inspect.Type, path: str, check: Check) -> Any:
     where = f"{path}." if path else ""
     if struct.forbid_unknown_fields:
         known = {*kinds, *([struct.tag_field] if struct.tag_field else ())}
-        check(value, known, where)
+        check(value, known, getattr(struct.cls, "neutral", {}), where)
         value = {n: v for n, v in value.items() if n in known}
     return {n: _known(v, kinds[n], where + n, check) if n in kinds else v for n, v in value.items()}
 

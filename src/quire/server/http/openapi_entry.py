@@ -90,6 +90,13 @@ class OpenApiEntry(msgspec.Struct, frozen=True, kw_only=True):
         return self.failures.get(status, default)
 
 
+class PostEntry(OpenApiEntry, frozen=True, kw_only=True):
+    """The entry of a path that reads a body for a model."""
+
+    method: str = "post"
+    errors: tuple[int, ...] = RUN_ERRORS
+
+
 class ApiRoute(Route):
     """A starlette route with its OpenAPI entries, one for each of its methods.
 

@@ -7,6 +7,8 @@ alone cost one comparison of sets.
 
 from __future__ import annotations
 
+import json
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, TypeVar
@@ -97,8 +99,8 @@ def neutral_values(body: type[RequestBody], refused: NeutralValues = NONE) -> Ne
 def refused_field(name: str, value: Any, text: str, path: str = "") -> InvalidRequestError:
     """The error of a field that is refused. text: the table's. path: of the object that has it."""
     where, problem = f"{path}{name[:64]}", text.removeprefix(f"{name} ")
-    if value is False:
-        problem = problem.replace("False", "false", 1)
+    if not isinstance(value, str) and problem.startswith(given := reprlib.repr(value)):
+        problem = json.dumps(value)[:64] + problem.removeprefix(given)
     return InvalidRequestError(f"{where}: {problem}", param=where, code="unsupported_parameter")
 
 

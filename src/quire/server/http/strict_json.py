@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -38,7 +38,9 @@ NeutralValues = Mapping[str, Collection[Any]]
 
 
 class Strict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A struct in a body that refuses unknown fields."""
+    """A struct in a body. It refuses unknown fields, but for null, and for the `neutral` ones."""
+
+    neutral: ClassVar[NeutralValues] = {}
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T], *, path: str = "") -> T:
@@ -50,14 +52,11 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T], *, path: str = "") -> 
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         _check_text(body)  # a name that is no text would be reported as missing
-        if _UNKNOWN in str(error):
-            return _decode_known(body, decoder, path)
-        raise wrong_value(str(error), path, decoder, body) from None
-    except RecursionError:
-        raise _malformed("it is nested too deeply") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        _check_text(body)
-        raise _malformed(str(error).removeprefix("JSON is malformed: ")) from None
+        if _UNKNOWN not in str(error):
+            raise wrong_value(str(error), path, decoder, body) from None
+    except (ValueError, RecursionError) as error:
+        raise _not_json(body, error) from None
+    return _decode_known(body, decoder, path)
 
 
 def _decode_known(body: bytes, decoder: msgspec.json.Decoder[T], path: str) -> T:
@@ -65,12 +64,22 @@ def _decode_known(body: bytes, decoder: msgspec.json.Decoder[T], path: str) -> T
     from quire.server.http.inner_names import without_unknown_nulls  # usually not needed
 
     try:
-        body = without_unknown_nulls(body, decoder, path, _check_inner_names)
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise wrong_value(str(error), path, decoder, body) from None
+        known = without_unknown_nulls(body, decoder, path, check_names)
     except (ValueError, RecursionError) as error:
-        raise _malformed(str(error)) from None
+        raise _not_json(body, error) from None
+    try:
+        return decoder.decode(known)
+    except msgspec.ValidationError as error:
+        raise wrong_value(str(error), path, decoder, known) from None
+
+
+def _not_json(body: bytes, error: ValueError | RecursionError) -> InvalidRequestError:
+    """The error of a body that cannot be decoded. Raises that of invalid Unicode in it."""
+    if isinstance(error, RecursionError):
+        return _malformed("it is nested too deeply")
+    _check_text(body)
+    problem, _, _ = str(error).removeprefix("JSON is malformed: ").partition(" - at ")
+    return _malformed(problem)
 
 
 def _check_text(body: bytes) -> None:
@@ -140,11 +149,8 @@ def _audited(body: bytes) -> dict[str, Any]:
     """The body decoded by the standard library, which passes duplicate keys to a hook."""
     try:
         parsed = _audit.decode(body.decode())
-    except RecursionError:
-        raise _malformed("it is nested too deeply") from None
-    except UnicodeDecodeError:
-        _check_text(body)
-        raise
+    except (RecursionError, UnicodeDecodeError) as error:
+        raise _not_json(body, error) from None
     except ValueError:  # an integer too long for int(), in an unknown field
         raise _malformed("a number in it is too long") from None
     assert isinstance(parsed, dict)
@@ -176,7 +182,7 @@ def check_names(
     for name, value in found.items():
         if name in known or (path and value is None):  # a client's own object has all of its fields
             continue
-        shown = f"{path}{name[:64]}"
+        shown = f"{path}{_shown(name)}"
         if name in unsupported:
             if any(_is_same(value, neutral) for neutral in unsupported[name]):
                 continue
@@ -188,8 +194,8 @@ def check_names(
         raise InvalidRequestError(text, param=shown, code="unknown_parameter")
 
 
-def _check_inner_names(found: Mapping[str, Any], known: Collection[str], path: str) -> None:
-    check_names(found, known, {}, path)
+def _shown(name: str) -> str:
+    return name[:64] or "''"
 
 
 def _advice(name: str, known: Collection[str], path: str, beside: Collection[str]) -> str:
@@ -212,7 +218,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         counts = Counter(name for name, _ in pairs)
-        twice = next(name for name, count in counts.items() if count > 1)[:64]
+        twice = _shown(next(name for name, count in counts.items() if count > 1))
         raise InvalidRequestError(
             f"{twice}: it is sent twice; send it once", param=twice, code="duplicate_key"
         )

@@ -88,12 +88,19 @@ def _requirement(what: str, allowed: list[str]) -> str:
         got = f", not {_TYPES.get(found, found)}" if found else ""
         if bounds == " of length <= 0":
             return "must be empty"
-        return f"must be {_listed([_TYPES.get(t, t) for t in types.split(' | ')])}{bounds}{got}"
+        kinds = [_TYPES.get(kind, kind) for kind in types.split(" | ")]
+        return f"must be {_listed(' or '.join(kinds).split(' or '))}{bounds}{got}"
     if allowed:
         invalid = _INVALID.fullmatch(what)
-        given = _JSON_WORDS.get(invalid[1], invalid[1]) if invalid else ""
+        given = _JSON_WORDS.get(invalid[1], _clipped(invalid[1])) if invalid else ""
         return f"must be {_listed(allowed)}" + (given and f", not {given}{why_not(given[1:-1])}")
     return f"{what[:1].lower()}{what[1:]}; correct it".replace("`", "")
+
+
+def _clipped(value: str) -> str:
+    """A value as msgspec writes it, texts in quotes, so short that the fix has room after it."""
+    quote = value[:1] if value.startswith("'") else ""
+    return f"{value[: MAX_KEY_CHARS + 1]}{quote}" if len(value) > MAX_KEY_CHARS + 2 else value
 
 
 def _inside(where: str) -> str:

@@ -1,7 +1,10 @@
-"""ApiPage: `/docs`, the API for people: the OpenAPI document as a static page."""
+"""`/docs`, the API for people: the OpenAPI document as a static page."""
 
 from __future__ import annotations
 
+from functools import cache
+
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,24 +16,17 @@ from quire.server.ops.web_page import PageFile
 PATH = "/docs"
 
 
-class ApiPage:
-    """The page, made for the first request. assets: path of the style sheets, relative to `/`."""
+def docs_route(assets: str) -> ApiRoute:
+    """The route of the page. assets: path of the style sheets, relative to `/`."""
 
-    def __init__(self, assets: str) -> None:
-        self._assets = assets
-        self._file: PageFile | None = None
+    @cache  # made for the first request
+    def page(app: Starlette) -> PageFile:
+        return PageFile(api_html(document(app.routes), assets).encode(), "docs.html", "no-cache")
 
-    @property
-    def route(self) -> ApiRoute:
-        """GET and HEAD of the page."""
-        entry = OpenApiEntry(
-            path=PATH, summary="This API as a page.", media="text/html", needs_key=False
-        )
-        return ApiRoute(self.answer, entry)
+    async def answer(request: Request) -> Response:
+        return await page(request.app).answer(request)
 
-    async def answer(self, request: Request) -> Response:
-        """The page, or 304 for a browser that has it."""
-        if self._file is None:
-            text = api_html(document(request.app.routes), self._assets)
-            self._file = PageFile(text.encode(), "docs.html", "no-cache")
-        return await self._file.answer(request)
+    entry = OpenApiEntry(
+        path=PATH, summary="This API as a page.", media="text/html", needs_key=False
+    )
+    return ApiRoute(answer, entry)

@@ -1,4 +1,4 @@
-"""Health checks for orchestrators, answered without asking the engine.
+"""Health checks for orchestrators, and the load for balancers, answered without the engine.
 
 `/health` (and `/ping`): whether the server works or should be killed. `/ready`: whether it should
 be sent requests. A server that drains, or whose engine is being restarted, is healthy but not
@@ -21,6 +21,7 @@ from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 
 RETRY_AFTER = "5"
+NOT_STORED = {"cache-control": "no-store"}
 SECOND_LOOK = 0.3  # seconds; an engine that works gives a sign of life within 0.1 s
 
 
@@ -32,6 +33,12 @@ class HealthReply(msgspec.Struct, omit_defaults=True):
 
     status: str
     reason: str | None = None
+
+
+class LoadReply(msgspec.Struct):
+    """The reply. server_load: answers that run or wait, of all models and API processes."""
+
+    server_load: int
 
 
 class Health:
@@ -47,12 +54,14 @@ class Health:
 
     @property
     def routes(self) -> list[ApiRoute]:
-        """The routes of all three health checks."""
+        """The routes of all three health checks, and /load in vLLM's format."""
         same = "The same as /health."
+        load = OpenApiEntry(path="/load", summary="How many answers run or wait.", reply=LoadReply)
         return [
             ApiRoute(self.health, _entry("/health", "Whether the engine makes progress.")),
             ApiRoute(self.health, _entry("/ping", same), _entry("/ping", same, method="post")),
             ApiRoute(self.ready, _entry("/ready", "Whether the server accepts requests.")),
+            ApiRoute(self.load, load),
         ]
 
     async def health(self, _request: Request) -> Response:
@@ -62,6 +71,11 @@ class Health:
     async def ready(self, _request: Request) -> Response:
         """200 while requests are accepted, else 503."""
         return _answer(await self._failure() or self._not_ready())
+
+    async def load(self, _request: Request) -> Response:
+        """The number of answers."""
+        reply = LoadReply(self._models.entrance.in_flight.num_answers)
+        return JsonResponse(reply, headers=NOT_STORED.copy())
 
     async def _failure(self) -> str | None:
         if self._is_silent():  # perhaps all processes were stopped, and it goes on as this one does
@@ -98,8 +112,7 @@ class Health:
 def _answer(reason: str | None, warning: str | None = None) -> Response:
     body = HealthReply("ok", warning) if reason is None else HealthReply("unavailable", reason)
     status, headers = (200, {}) if reason is None else (503, {"retry-after": RETRY_AFTER})
-    headers["cache-control"] = "no-store"
-    return JsonResponse(body, status, headers)
+    return JsonResponse(body, status, headers | NOT_STORED)
 
 
 def _entry(path: str, summary: str, method: str = "get") -> OpenApiEntry:

@@ -1,4 +1,4 @@
-"""LiveView: `GET /live`, the engine's current state as JSON, which the web page polls.
+"""`GET /live`: the engine's current state as JSON, which the web page polls.
 
 The engine is asked for the map of blocks and the latest steps only by such a request.
 """
@@ -101,33 +101,23 @@ class LiveState(msgspec.Struct):
     itl: LiveHistogram
 
 
-class LiveView:
-    """The endpoint /live."""
+def live_route(models: ModelRegistry, metrics: Metrics) -> ApiRoute:
+    """The route of /live: the state of the model that the query names, or of the first."""
 
-    def __init__(self, models: ModelRegistry, metrics: Metrics) -> None:
-        self._models = models
-        self._metrics = metrics
-
-    @property
-    def route(self) -> ApiRoute:
-        """The route of /live."""
-        entry = OpenApiEntry(
-            path="/live",
-            summary="The engine at work, for live views.",
-            reply=LiveState,
-            errors=(404, 503),
-            names_model=True,
-        )
-        return ApiRoute(self.answer, entry)
-
-    async def answer(self, request: Request) -> Response:
-        """The state of the model that the query names, or of the first, as JSON."""
-        model = self._models.find(request.query_params.get("model"))
+    async def answer(request: Request) -> Response:
+        model = models.find(request.query_params.get("model"))
         view = await model.engine.view()
-        requests = self._metrics.requests(model.name)
-        state = live_state(model.engine, requests, view, time.monotonic())
-        headers = {"cache-control": "no-store"}
-        return JsonResponse(state, headers=headers)
+        state = live_state(model.engine, metrics.requests(model.name), view, time.monotonic())
+        return JsonResponse(state, headers={"cache-control": "no-store"})
+
+    entry = OpenApiEntry(
+        path="/live",
+        summary="The engine at work, for live views.",
+        reply=LiveState,
+        errors=(404, 503),
+        names_model=True,
+    )
+    return ApiRoute(answer, entry)
 
 
 def live_state(

@@ -7,7 +7,7 @@ of llama.cpp are in llama_cpp_series.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -99,10 +99,17 @@ def expose(
 
     statuses: the state of all models, loaded or not.
     """
-    encode, media_type = choose_encoder(accept)
+    encode, media_type = _encoder(accept)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_ScrapeCollector(total, gpu_hour_cost, statuses))
     return _as_llama_cpp(encode(registry)), media_type
+
+
+def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    try:
+        return choose_encoder(accept)
+    except (TypeError, ValueError):  # the library expects a version to be numbers
+        return choose_encoder("")
 
 
 def _as_llama_cpp(page: bytes) -> bytes:

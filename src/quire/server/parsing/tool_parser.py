@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import uuid
 from collections.abc import Callable
+from hashlib import sha256
 
 import msgspec
 
 from quire.server.parsing.text_source import Marks, Wait
-from quire.server.parsing.tool_call_ids import long_id
 from quire.server.parsing.tool_call_reader import ToolCallReader
 
 NAME_FIELD = "NAME"
@@ -15,6 +17,24 @@ NAME_FIELD = "NAME"
 
 KEY_FIELD = "KEY"
 """Placeholder of the parameter's name in a TagTemplate."""
+
+
+_SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
+
+
+def long_id() -> str:
+    """A new id in OpenAI's format, such as "call_0a1b..."."""
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+def short_id() -> str:
+    """A new id in the format of Mistral's templates: nine letters and digits."""
+    return uuid.uuid4().hex[:9]
+
+
+def fit_short_id(given: str) -> str:
+    """Convert any id to one for Mistral's templates; equal ids stay equal."""
+    return given if _SHORT_ID.fullmatch(given) else sha256(given.encode()).hexdigest()[:9]
 
 
 class TagTemplate(msgspec.Struct, frozen=True):

@@ -12,8 +12,13 @@ from quire.server.parsing.json_tool_parsers import (
 )
 from quire.server.parsing.tag_tool_parsers import read_glm_call, read_qwen_call
 from quire.server.parsing.text_source import Marks
-from quire.server.parsing.tool_call_ids import fit_short_id, short_id
-from quire.server.parsing.tool_parser import CallTemplate, TagTemplate, ToolParser
+from quire.server.parsing.tool_parser import (
+    CallTemplate,
+    TagTemplate,
+    ToolParser,
+    fit_short_id,
+    short_id,
+)
 
 _LISTED = ('{"name": "NAME", "arguments": ', "}", ", ")
 _DEEPSEEK_FRAME = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")

@@ -95,7 +95,10 @@ def test_options(app: Starlette, engine: FakeEngine) -> None:
         ({"messages": None, "options": {"num_predict": 0}}, "options.num_predict: must be"),
         ({"messages": None, "tools": [TOOLS[0] | {"type": "AAA"}]}, "tools[0].type: "),
         ({"format": "xml"}, "format: must be 'json' or a JSON schema"),
-        ({"messages": [HI[0] | {"images": ["aa"]}]}, "messages[0].images: models read only text"),
+        (
+            {"messages": [HI[0] | {"images": ["aa"]}]},
+            "messages[0].images: is not supported: models read",
+        ),
         ({"messages": [{"role": "boss", "content": ""}]}, "messages[0].role: must be one of"),
         ({"tools": TOOLS}, "tools: this model's chat template does not read them"),
         ({"top_logprobs": 30}, "top_logprobs: 30 is above"),

@@ -16,6 +16,7 @@ from quire.server.settings import ServerSettings
 BODIES: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "choices"),
     ("/v1/completions", {"prompt": "a"}, "choices"),
+    ("/v1/completions", {"messages": None, "prompt": "a"}, "choices"),
     ("/v1/embeddings", {"input": "a"}, "data"),
     (
         "/v1/embeddings",

@@ -241,3 +241,11 @@ def test_one_of_two_fields_may_be_missing_or_too_much(
     app: Starlette, path: str, fields: dict[str, Any], text: str
 ) -> None:
     assert call(app, path, fields).error["message"] == text
+
+
+def test_tokenizer_info(app: Starlette) -> None:
+    info = call(app, "/tokenizer_info", query="model=fake").json()
+    assert info["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert (info["model_max_length"], info["eos_token"]) == (1024, "</s>")
+    assert (info["bos_token"], info["chat_template"]) == (None, None)
+    assert call(app, "/tokenizer_info", query="model=ghost").status == 404

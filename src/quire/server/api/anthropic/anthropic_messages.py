@@ -45,7 +45,7 @@ from quire.server.api.common.usage import Usage
 from quire.server.http.field_names import FieldNames
 from quire.server.http.http_errors import AnthropicError, ErrorReply
 from quire.server.http.ids import new_id
-from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
+from quire.server.http.openapi_entry import PostEntry
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.server.parsing.output_events import (
     Event,
@@ -232,8 +232,7 @@ _EVENTS = (
 )  # fmt: skip
 
 ROUTE = GenerationRoute(
-    OpenApiEntry(
-        method="post",
+    PostEntry(
         path="/v1/messages",
         summary="Answer a conversation, in Anthropic's format.",
         rules=(
@@ -248,15 +247,13 @@ ROUTE = GenerationRoute(
         struct_rules=MESSAGES_RULES,
         reply=MessageReply,
         events=_EVENTS,
-        errors=RUN_ERRORS,
     ),
     prepare,
     answer,
 )
 
 COUNT_ROUTE = LightRoute(
-    OpenApiEntry(
-        method="post",
+    PostEntry(
         path="/v1/messages/count_tokens",
         summary="Count a conversation's tokens.",
         rules=(
@@ -269,7 +266,6 @@ COUNT_ROUTE = LightRoute(
         body=CountRequest,
         struct_rules=COUNT_RULES,
         reply=TokenCountReply,
-        errors=RUN_ERRORS,
     ),
     count_tokens,
 )

@@ -32,6 +32,7 @@ from quire.server.api.common.tool_definitions import (
     Tool,
     ToolChoice,
 )
+from quire.server.http.field_names import Origins
 
 
 def to_chat(
@@ -45,13 +46,15 @@ def to_chat(
     if request.messages[-1].role == "assistant":
         problem = "the last one is the assistant's, which cannot be continued; end with the user's"
         raise invalid_value("messages", problem)
+    origins = Origins()
     chat = ChatRequest(
         model=request.model,
-        messages=list(_messages(request)),
+        messages=_messages(request, origins),
         tools=[_tool(tool) for tool in request.tools or ()] or None,
         tool_choice=_choice(request.tool_choice),
     )
     chat.take_over(request)
+    chat.__dict__["origins"] = origins
     if any(tool.defer_loading for tool in request.tools or ()):
         chat.note_no_effect(ALL_ARE_SHOWN)
     if request.tool_choice is not None and request.tool_choice.disable_parallel_tool_use:
@@ -100,17 +103,21 @@ def _add_sampling_fields(chat: ChatRequest, request: MessagesRequest) -> None:
     chat.user = request.metadata.user_id if request.metadata is not None else None
 
 
-def _messages(request: CountRequest) -> Iterator[Message]:
+def _messages(request: CountRequest, origins: Origins) -> list[Message]:
+    """The conversation. origins: is filled with the paths of its messages."""
+    found: list[Message] = []
     if request.system:
-        yield Message(role="system", content=_text(request.system))
+        found.append(Message(role="system", content=_text(request.system)))
     for index, message in enumerate(request.messages):
-        where = f"messages[{index}].content"
+        where, begin = f"messages[{index}].content", len(found)
         if isinstance(message.content, str):
-            yield Message(role=message.role, content=message.content)
+            found.append(Message(role=message.role, content=message.content))
         elif message.role == "assistant":
-            yield _assistant(message.content, where)
+            found.append(_assistant(message.content, where))
         else:
-            yield from _user(message.content, where)
+            found += _user(message.content, where)
+        origins |= {f"messages[{each}]": where for each in range(begin, len(found))}
+    return found
 
 
 def _user(blocks: Sequence[Block], where: str) -> Iterator[Message]:

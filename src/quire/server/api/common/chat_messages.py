@@ -9,34 +9,51 @@ import msgspec
 
 from quire.errors import invalid_value
 from quire.server.api.common.tool_definitions import MAX_TOOLS
-from quire.server.http import strict_json
 from quire.server.http.field_bounds import FunctionKind, ShortText, TextKind, one_of
 from quire.server.http.openapi_entry import StructRules
+from quire.server.http.strict_json import NeutralValues, Strict
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 Role = Annotated[str, one_of(*ROLES)]
 
+# Anthropic's mark of a prefix to be cached, as every prefix is; agents send it in chats, too
+_CACHED = {"type": "ephemeral"}
+_CACHE_CONTROL = (None, _CACHED, *({**_CACHED, "ttl": time} for time in ("5m", "1h")))
 
-class TextPart(msgspec.Struct, kw_only=True):
+# an official client sends an assistant's message back with most of these, empty
+MESSAGE_UNSUPPORTED: NeutralValues = {
+    "annotations": (None, []),
+    "audio": (None,),
+    "function_call": (None,),
+    "refusal": (None, ""),
+    "cache_control": _CACHE_CONTROL,
+    "prefix": (None, False),
+    "reasoning_details": (None, []),
+}
+PART_UNSUPPORTED: NeutralValues = {"cache_control": _CACHE_CONTROL}
+
+
+class TextPart(Strict):
     """A part of a message's content; only parts of type "text" are taken.
 
     prompt_cache_breakpoint: without effect, as every prefix is cached.
     """
 
+    neutral = PART_UNSUPPORTED
     type: TextKind
     text: str = ""
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
-class CalledFunction(msgspec.Struct, kw_only=True):
+class CalledFunction(Strict):
     """A function that was called. arguments: the text of a JSON object."""
 
     name: ShortText
     arguments: str
 
 
-class ToolCall(msgspec.Struct, kw_only=True):
+class ToolCall(Strict, kw_only=True):
     """A call that the assistant made earlier."""
 
     id: ShortText
@@ -44,13 +61,14 @@ class ToolCall(msgspec.Struct, kw_only=True):
     function: CalledFunction
 
 
-class Message(msgspec.Struct, kw_only=True):
+class Message(Strict):
     """One message of a conversation. role: one of ROLES.
 
     tool_calls and reasoning (under either name) are the assistant's. tool_call_id: of the call
     that a tool's message answers. Only the assistant may leave the content out.
     """
 
+    neutral = MESSAGE_UNSUPPORTED
     role: Role
     content: str | list[TextPart] | None = None
     name: ShortText | None = None
@@ -86,38 +104,6 @@ MESSAGE_VARIANTS: tuple[dict[str, Any], ...] = (
         },
     },
 )
-
-# Anthropic's mark of a prefix to be cached, as every prefix is; agents send it in chats, too
-_CACHED = {"type": "ephemeral"}
-_CACHE_CONTROL = (None, _CACHED, *({**_CACHED, "ttl": time} for time in ("5m", "1h")))
-
-# an official client sends an assistant's message back with most of these, empty
-MESSAGE_UNSUPPORTED: strict_json.NeutralValues = {
-    "annotations": (None, []),
-    "audio": (None,),
-    "function_call": (None,),
-    "refusal": (None, ""),
-    "cache_control": _CACHE_CONTROL,
-    "prefix": (None, False),
-    "reasoning_details": (None, []),
-}
-PART_UNSUPPORTED: strict_json.NeutralValues = {"cache_control": _CACHE_CONTROL}
-
-
-def check_message_names(found: dict[str, Any], path: str) -> None:
-    """Refuse unknown fields of a message. found: the message as plain values."""
-    strict_json.check_names(found, _MESSAGE_NAMES, MESSAGE_UNSUPPORTED, path)
-    if isinstance(found.get("content"), str) and "tool_calls" not in found:
-        return
-    for index, call in enumerate(found.get("tool_calls") or ()):
-        where = f"{path}tool_calls[{index}]."
-        strict_json.check_names(call, ToolCall.__struct_fields__, {}, where)
-        where += "function."
-        strict_json.check_names(call["function"], CalledFunction.__struct_fields__, {}, where)
-    content = found.get("content")
-    for index, part in enumerate(content if isinstance(content, list) else ()):
-        where = f"{path}content[{index}]."
-        strict_json.check_names(part, TextPart.__struct_fields__, PART_UNSUPPORTED, where)
 
 
 def check_message(message: Message, path: str) -> None:
@@ -160,7 +146,6 @@ def for_template(message: Message, fit_id: Callable[[str], str] = str) -> dict[s
 
 
 _LISTED = ", ".join(ROLES)
-_MESSAGE_NAMES = strict_json.names_of(Message)
 
 
 MESSAGE_RULES = (

@@ -5,7 +5,7 @@ Without max_tokens an answer may fill the rest of the context.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -15,18 +15,18 @@ from quire.server.api.common.chat_messages import (
     MESSAGE_RULES,
     Message,
     check_message,
-    check_message_names,
 )
 from quire.server.api.common.generation_request import (
     ASKS_FOR_NOTHING,
     GenerationRequest,
-    check_request_names,
+    check_fields,
     sampling_of,
 )
 from quire.server.api.common.response_format import STRUCTURED_OUTPUT_RULES
-from quire.server.api.common.tool_definitions import ToolChoice, Tools, check_tool_names, is_deeper
+from quire.server.api.common.tool_definitions import ToolChoice, Tools, is_deeper
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import ShortText, TokenLimit
+from quire.server.http.field_names import Origins
 from quire.server.http.openapi_entry import StructRules
 from quire.server.http.request_body import neutral_values, read_body
 from quire.server.parsing.template_variables import RESERVED_NAMES
@@ -50,6 +50,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
     reasoning_effort: how much the model reasons, if its template has such a variable.
     include_reasoning: whether the answer contains the reasoning. metadata: returned unchanged.
     """
+
+    origins: ClassVar[Origins] = Origins()  # of one that was converted from another API's
 
     messages: Messages
     max_completion_tokens: TokenLimit | None = None
@@ -86,11 +88,8 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 
 def parse(data: bytes) -> ChatRequest:
     """Decode a body. Raises InvalidRequestError."""
-    request, found = read_body(data, _decoder, CHAT_REFUSED)
-    check_request_names(found, request)
-    for index, message in enumerate(found["messages"]):
-        check_message_names(message, f"messages[{index}].")
-    check_tool_names(found.get("tools"), found.get("tool_choice"))
+    request, _ = read_body(data, _decoder, CHAT_REFUSED)
+    check_fields(request)
     return request
 
 

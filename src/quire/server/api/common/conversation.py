@@ -174,13 +174,14 @@ def _check_parser(use: ToolUse, model: RegisteredModel) -> None:
 def _rendered(request: ChatRequest, use: ToolUse, model: RegisteredModel, names: FieldNames) -> str:
     engine, tool_parser = model.engine, model.parsers.tools
     fit_id = tool_parser.fit_id if tool_parser is not None else str
-    return engine.tokenizer.chat_prompt(
-        [for_template(message, fit_id) for message in request.messages],
-        tools=use.for_template(),
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=bool(request.continue_final_message),
-        **_template_variables(request, engine.tokenizer, model.template_defaults, names),
-    )
+    with request.origins:
+        return engine.tokenizer.chat_prompt(
+            [for_template(message, fit_id) for message in request.messages],
+            tools=use.for_template(),
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=bool(request.continue_final_message),
+            **_template_variables(request, engine.tokenizer, model.template_defaults, names),
+        )
 
 
 def _template_variables(

@@ -1,10 +1,13 @@
-"""EmbeddingJob: the texts of one HTTP request to embed. embedding_runner.py runs it."""
+"""EmbeddingJob: the texts of one HTTP request to embed, of a body with PoolingFields.
+
+embedding_runner.py runs it.
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import overload
+from typing import Annotated, overload
 
 import msgspec
 
@@ -13,11 +16,29 @@ from quire.core.request import DEFAULT_SAMPLING
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.input_processor import errors_name_field
 from quire.engine.frontend.prompt_encoding import Prompt, token_ids_of
-from quire.server.api.common.embedding_fields import PoolingFields
+from quire.server.api.common.encoding_fields import EncodingFields
 from quire.server.api.common.generation_job import Job
 from quire.server.api.common.micro_batch import Stages
+from quire.server.http import field_bounds
+from quire.server.http.field_bounds import Int32, ShortText
 from quire.server.http.ids import new_id
 from quire.server.model_registry import RegisteredModel
+
+MAX_INPUTS = 2048  # in one request, as OpenAI has it
+
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+Texts = Annotated[list[Text], msgspec.Meta(min_length=1, max_length=MAX_INPUTS)]
+Dimensions = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]  # numbers of a vector
+
+
+class PoolingFields(EncodingFields, kw_only=True, dict=True):
+    """The fields of all requests that embed texts; as for completions. user: without any effect."""
+
+    model: str | None = None
+    user: ShortText | None = None
+    priority: Int32 | None = None
+    cache_salt: ShortText | None = None
+    timeout: field_bounds.Seconds | None = None
 
 
 class EmbeddingJob(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.errors import invalid_value
 from quire.server.api.common.response_format import (
     ResponseFormatFields,
-    check_format_names,
+    check_format,
     structured_outputs_of,
 )
 from quire.server.http import field_bounds, strict_json
@@ -26,15 +26,17 @@ from quire.server.http.field_bounds import NO_LIMIT, Int32, ShortText, TokenLimi
 MAX_CHOICES = 1024  # prompts times n in one HTTP request
 
 
-class StreamOptions(msgspec.Struct, kw_only=True):
+class StreamOptions(strict_json.Strict):
     """Token counts in a stream.
 
     include_usage: whether one more chunk at the end of the stream has the token counts.
     continuous_usage_stats: whether each chunk has them; it needs include_usage.
+    include_obfuscation: without effect, there is no padding.
     """
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class GenerationRequest(ResponseFormatFields, kw_only=True, dict=True):
@@ -101,36 +103,27 @@ ASKS_FOR_NOTHING: strict_json.NeutralValues = {
     "detokenize": (None, True),
 }
 
-STREAM_UNSUPPORTED: strict_json.NeutralValues = {"include_obfuscation": (None, False, True)}
-
-
 NO_PROGRESS = "return_progress has no effect: it needs a stream"
 NO_PADDING = "include_obfuscation has no effect: streams are sent without padding"
 
 
-def check_request_names(
-    found: dict[str, Any], request: GenerationRequest, logprobs: str = "logprobs"
-) -> None:
-    """Refuse unknown inner fields, and combinations that exclude each other.
+def check_fields(request: GenerationRequest, logprobs: str = "logprobs") -> None:
+    """Refuse combinations that exclude each other. logprobs: the route's field that asks for them.
 
-    found: the body as plain values. logprobs: the route's field that asks for them. Raises
-    InvalidRequestError with the names that were sent.
+    Raises InvalidRequestError with the names that were sent.
     """
     with request.sent_as:
-        check_format_names(found)
-        _check_stream(found, request)
-        if request.logprob_token_ids is not None and found.get(logprobs) in (None, False):
+        check_format(request.response_format)
+        _check_stream(request)
+        if request.logprob_token_ids is not None and getattr(request, logprobs) in (None, False):
             raise invalid_value("logprob_token_ids", f"it needs {logprobs}; ask for them")
 
 
-def _check_stream(found: dict[str, Any], request: GenerationRequest) -> None:
+def _check_stream(request: GenerationRequest) -> None:
     if request.stream_options is not None:
-        options = found["stream_options"]
-        known = StreamOptions.__struct_fields__
-        strict_json.check_names(options, known, STREAM_UNSUPPORTED, "stream_options.")
         if not request.stream:
             raise invalid_value("stream_options", "it needs a stream; set stream to true")
-        if options.get("include_obfuscation"):
+        if request.stream_options.include_obfuscation:
             request.note_no_effect(NO_PADDING)
     if request.return_progress and not request.stream:
         request.note_no_effect(NO_PROGRESS)

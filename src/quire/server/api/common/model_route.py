@@ -88,11 +88,8 @@ class _GenerationApp(Generic[T]):
         gate: RequestGate,
         settings: ServerSettings,
     ) -> None:
-        self._prepare, self._send_answer = route.prepare, route.answer
-        self._in_thread, self._needs_tenant = route.in_thread, route.needs_tenant
+        self._route, self._loader, self._gate = route, loader, gate
         self._micro_batch = MicroBatch()
-        self._loader = loader
-        self._gate = gate
         self._max_bytes, self._load_timeout = settings.max_body_bytes, settings.model_load_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,17 +105,17 @@ class _GenerationApp(Generic[T]):
     async def _serve(self, body: bytes, send: Send, context: RequestContext) -> None:
         try:
             job = await self._prepared(body, context)
-            await self._send_answer(job, context, send)
+            await self._route.answer(job, context, send)
             return
         except ModelNotLoadedError as error:  # nothing has been sent
             context.deadline.shorten(_own_timeout(body), "timeout")
             await context.wait_for_model(error.model, self._load_timeout)
-        await self._send_answer(await self._prepared(body, context), context, send)
+        await self._route.answer(await self._prepared(body, context), context, send)
 
     async def _prepared(self, body: bytes, context: RequestContext) -> T:
-        own = (context.tenant,) if self._needs_tenant else ()
-        prepare = partial(self._prepare, body, self._loader.models, *own)
-        if not self._in_thread(body):
+        own = (context.tenant,) if self._route.needs_tenant else ()
+        prepare = partial(self._route.prepare, body, self._loader.models, *own)
+        if not self._route.in_thread(body):
             try:
                 return await self._micro_batch.run(prepare())
             except TooLongError:
@@ -153,9 +150,7 @@ class _LightApp:
     def __init__(
         self, route: LightRoute, loader: ModelLoader, gate: RequestGate, settings: ServerSettings
     ) -> None:
-        self._reply_to, self._needs_tenant = route.reply, route.needs_tenant
-        self._loader = loader
-        self._gate = gate
+        self._route, self._loader, self._gate = route, loader, gate
         self._max_bytes, self._load_timeout = settings.max_body_bytes, settings.model_load_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -177,10 +172,10 @@ class _LightApp:
             await send_complete(send, 200, reply[0])
 
     async def _reply(self, body: bytes, caller: str, tenant: str) -> tuple[bytes, Sequence[str]]:
-        own = (tenant,) if self._needs_tenant else ()
+        own = (tenant,) if self._route.needs_tenant else ()
 
         def reply() -> tuple[bytes, Sequence[str]]:
-            found = self._reply_to(body, self._loader.models, *own)
+            found = self._route.reply(body, self._loader.models, *own)
             return msgspec.json.encode(found.body), found.no_effect
 
         if not is_large(body):

@@ -13,18 +13,19 @@ import msgspec
 from quire.core.structured_outputs import KINDS, StructuredOutputs
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.api.common.encoding_fields import EncodingFields
-from quire.server.http import field_bounds, strict_json
+from quire.server.http import field_bounds
 from quire.server.http.openapi_entry import StructRules
+from quire.server.http.strict_json import NeutralValues, Strict
 
 Schema = str | dict[str, Any]
 SchemaName = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_-]{1,64}\Z")]
 
 
-class TextFormat(msgspec.Struct, tag_field="type", tag="text"):
+class TextFormat(Strict, tag_field="type", tag="text"):
     """response_format of type text: no constraint."""
 
 
-class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object"):
+class JsonObjectFormat(Strict, tag_field="type", tag="json_object"):
     """response_format of type json_object: any JSON object; with a schema, as llama.cpp has it,
     JSON that matches it.
     """
@@ -32,7 +33,7 @@ class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object"):
     schema: dict[str, Any] | None = None
 
 
-class JsonSchema(msgspec.Struct, kw_only=True):
+class JsonSchema(Strict, kw_only=True):
     """A schema. name, strict: have no effect, the answer always matches the schema."""
 
     name: SchemaName | None = None
@@ -41,7 +42,7 @@ class JsonSchema(msgspec.Struct, kw_only=True):
     strict: bool | None = None
 
 
-class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema"):
+class JsonSchemaFormat(Strict, tag_field="type", tag="json_schema"):
     """response_format of type json_schema: JSON that matches a schema.
 
     The schema is in json_schema, or stands beside the type, as in llama.cpp's documents and in
@@ -55,7 +56,7 @@ class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema"):
     strict: bool | None = None
 
 
-class StructuralTag(msgspec.Struct, kw_only=True):
+class StructuralTag(Strict, kw_only=True):
     """A tag: its begin, JSON that matches the schema, if there is one, and its end."""
 
     begin: str
@@ -63,7 +64,7 @@ class StructuralTag(msgspec.Struct, kw_only=True):
     end: str
 
 
-class StructuralTagFormat(msgspec.Struct, tag_field="type", tag="structural_tag", kw_only=True):
+class StructuralTagFormat(Strict, tag_field="type", tag="structural_tag"):
     """response_format of type structural_tag: text with tags, in vLLM's two forms.
 
     structures and triggers are the older one, format is the newer one.
@@ -77,12 +78,19 @@ class StructuralTagFormat(msgspec.Struct, tag_field="type", tag="structural_tag"
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat
 
 
-class StructuredOutputFields(msgspec.Struct, kw_only=True):
+UNSUPPORTED: NeutralValues = {  # in structured_outputs
+    "disable_additional_properties": (None, False),
+    "disable_fallback": (None, False),
+}
+
+
+class StructuredOutputFields(Strict):
     """One kind of structured output; json_object: false counts as absent.
 
     disable_any_whitespace and whitespace_pattern are for json and json_object.
     """
 
+    neutral = UNSUPPORTED
     json: Schema | None = None
     regex: field_bounds.Regex | None = None
     choice: field_bounds.Choices | None = None
@@ -132,17 +140,6 @@ class ResponseFormatFields(EncodingFields, kw_only=True, dict=True):
 
 NO_EFFECT = ("name", "description", "strict")  # of a JsonSchema: accepted and never read
 
-UNSUPPORTED: strict_json.NeutralValues = {  # in structured_outputs
-    "disable_additional_properties": (None, False),
-    "disable_fallback": (None, False),
-}
-
-_FORMAT_NAMES = {  # fields of response_format by its type
-    "text": ("type",),
-    "json_object": ("type", "schema"),
-    "json_schema": ("type", *JsonSchemaFormat.__struct_fields__),
-    "structural_tag": ("type", "format", "structures", "triggers"),
-}
 _BY_FIELD = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")} | {
     "json_schema": "json",
     "grammar": "grammar",
@@ -165,33 +162,18 @@ def structured_outputs_of(request: ResponseFormatFields) -> StructuredOutputs | 
     return StructuredOutputs(**fields, field=field)
 
 
-def check_format_names(found: dict[str, Any]) -> None:
-    """Refuse unknown fields. found: the request as plain values. Schemas are not looked into."""
-    if isinstance(given := found.get("response_format"), dict):
-        names = _FORMAT_NAMES[given["type"]]
-        strict_json.check_names(given, names, {}, "response_format.")
-        if given["type"] == "json_schema":
-            _check_schema_names(given)
-        for index, tag in enumerate(given.get("structures") or ()):
-            where = f"response_format.structures[{index}]."
-            strict_json.check_names(tag, StructuralTag.__struct_fields__, {}, where)
-    if isinstance(given := found.get("structured_outputs"), dict):
-        strict_json.check_names(
-            given, StructuredOutputFields.__struct_fields__, UNSUPPORTED, "structured_outputs."
-        )
-
-
-def _check_schema_names(given: dict[str, Any]) -> None:
-    inner, where = given.get("json_schema"), "response_format.json_schema"
-    if inner is None and given.get("schema") is None:
+def check_format(given: ResponseFormat | None) -> None:
+    """Refuse a response_format of type json_schema without a schema, or with two."""
+    if not isinstance(given, JsonSchemaFormat):
+        return
+    where = "response_format.json_schema"
+    if given.json_schema is None and given.schema is None:
         raise InvalidRequestError(
             f"{where}: it is missing; send it", param=where, code="missing_field"
         )
-    if inner is not None:
-        strict_json.check_names(inner, JsonSchema.__struct_fields__, {}, f"{where}.")
-        if given.get("schema") is not None:
-            problem = "json_schema has one, too; send one of them"
-            raise invalid_value("response_format.schema", problem)
+    if given.json_schema is not None and given.schema is not None:
+        problem = "json_schema has one, too; send one of them"
+        raise invalid_value("response_format.schema", problem)
 
 
 def _requested(request: ResponseFormatFields) -> list[tuple[str, dict[str, Any]]]:

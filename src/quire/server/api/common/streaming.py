@@ -20,7 +20,7 @@ from quire.server.api.common.generation_job import AdmittedJob
 from quire.server.api.common.job_runner import gather, run
 from quire.server.api.common.reply_formatter import ReplyFormatter
 from quire.server.api.common.request_gate import RequestContext
-from quire.server.api.common.timed_formatter import timed
+from quire.server.api.common.timings import timed
 from quire.server.api.common.usage import Usage, UsageCounter
 from quire.server.http.deadline import Deadline
 from quire.server.http.http_errors import ErrorChunk, ErrorReply, describe, send_complete

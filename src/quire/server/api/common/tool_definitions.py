@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from quire.errors import invalid_value
-from quire.server.http import strict_json
 from quire.server.http.field_bounds import FunctionKind, one_of
+from quire.server.http.strict_json import Strict
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 256 << 10  # of all tools together, as compact JSON
@@ -23,7 +23,7 @@ ALL_ARE_SHOWN = "defer_loading of tools has no effect: the model sees all of the
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-class Function(msgspec.Struct, kw_only=True):
+class Function(Strict):
     """A tool's name, description and parameters (a JSON schema of an object)."""
 
     name: FunctionName
@@ -32,27 +32,27 @@ class Function(msgspec.Struct, kw_only=True):
     strict: bool | None = None
 
 
-class Tool(msgspec.Struct, kw_only=True):
+class Tool(Strict):
     """A tool that the model may call; "function" is the only type."""
 
     type: FunctionKind
     function: Function
 
 
-class FunctionChoice(msgspec.Struct, kw_only=True):
+class FunctionChoice(Strict):
     """The function that must be called."""
 
     name: FunctionName
 
 
-class NamedChoice(msgspec.Struct, kw_only=True):
+class NamedChoice(Strict):
     """A tool_choice that names a tool."""
 
     type: FunctionKind
     function: FunctionChoice
 
 
-class DirectCaller(strict_json.Strict):
+class DirectCaller(Strict):
     """The caller of a tool in a conversation: the model itself, always."""
 
     type: Literal["direct"]
@@ -124,18 +124,6 @@ def tool_use(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> ToolUse
     if choice == "none":
         return NO_TOOLS
     return ToolUse(tools, tools, must_call=choice == "required")
-
-
-def check_tool_names(tools: Any, choice: Any) -> None:
-    """Refuse unknown fields of tools and tool_choice, given as plain values."""
-    for index, tool in enumerate(tools or ()):
-        strict_json.check_names(tool, Tool.__struct_fields__, {}, f"tools[{index}].")
-        where = f"tools[{index}].function."
-        strict_json.check_names(tool["function"], Function.__struct_fields__, {}, where)
-    if isinstance(choice, dict):
-        strict_json.check_names(choice, NamedChoice.__struct_fields__, {}, "tool_choice.")
-        where = "tool_choice.function."
-        strict_json.check_names(choice["function"], FunctionChoice.__struct_fields__, {}, where)
 
 
 def is_deeper(value: Any, levels: int) -> bool:

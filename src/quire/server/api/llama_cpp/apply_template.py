@@ -7,7 +7,7 @@ import msgspec
 from quire.server.api.common import chat_request, conversation, route_rules
 from quire.server.api.common.chat_request import CHAT_RULES, ChatRequest
 from quire.server.api.common.model_route import LightReply, LightRoute
-from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
+from quire.server.http.openapi_entry import PostEntry
 from quire.server.model_registry import ModelRegistry
 
 
@@ -27,8 +27,7 @@ def apply_template(data: bytes, models: ModelRegistry) -> LightReply:
 
 
 ROUTE = LightRoute(
-    OpenApiEntry(
-        method="post",
+    PostEntry(
         path="/apply-template",
         summary="A conversation through the chat template, as text.",
         rules=(route_rules.MODEL, *route_rules.CHAT),
@@ -36,7 +35,6 @@ ROUTE = LightRoute(
         body=ChatRequest,
         struct_rules=CHAT_RULES,
         reply=AppliedTemplate,
-        errors=RUN_ERRORS,
     ),
     apply_template,
 )

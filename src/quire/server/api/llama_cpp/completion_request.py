@@ -16,7 +16,7 @@ from quire.server.api.common.generation_request import (
     ASKS_FOR_NOTHING,
     MAX_CHOICES,
     GenerationRequest,
-    check_request_names,
+    check_fields,
     sampling_of,
 )
 from quire.server.api.common.prompt_types import PROMPT_OBJECT_RULES, EncodeParts, PromptTypes
@@ -62,8 +62,8 @@ _decoder = msgspec.json.Decoder(NativeCompletionRequest)
 
 def parse(data: bytes) -> NativeCompletionRequest:
     """Decode a body. Raises InvalidRequestError."""
-    request, found = read_body(data, _decoder, REFUSED, long="prompt")
-    check_request_names(found, request, "n_probs")
+    request, _ = read_body(data, _decoder, REFUSED, long="prompt")
+    check_fields(request, "n_probs")
     return request
 
 

@@ -31,7 +31,7 @@ from quire.server.api.llama_cpp.completion_reply import (
 )
 from quire.server.api.llama_cpp.completion_request import NativeCompletionRequest
 from quire.server.http.http_errors import ErrorChunk
-from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
+from quire.server.http.openapi_entry import PostEntry
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -225,8 +225,7 @@ def _settings(job: Job, never: Sequence[int]) -> dict[str, Any]:
 
 
 def _route(path: str) -> GenerationRoute[NativeFormatter]:
-    entry = OpenApiEntry(
-        method="post",
+    entry = PostEntry(
         path=path,
         summary="Continue a text, in llama.cpp's own format.",
         rules=(
@@ -242,7 +241,6 @@ def _route(path: str) -> GenerationRoute[NativeFormatter]:
         reply=NativeReply,
         items=NativeReply,
         events=(NativePart, NativeReply, ErrorChunk),
-        errors=RUN_ERRORS,
     )
     return GenerationRoute(entry, prepare, answer)
 

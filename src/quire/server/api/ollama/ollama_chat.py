@@ -30,7 +30,7 @@ from quire.server.api.ollama.ollama_reply import (
 )
 from quire.server.api.ollama.ollama_request import OllamaBody, OllamaChat, OllamaPrompt
 from quire.server.http.http_errors import PlainError, send_complete
-from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
+from quire.server.http.openapi_entry import OpenApiEntry, PostEntry
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.server.parsing.output_parser import PlainParser
 
@@ -130,8 +130,7 @@ def _route(
     body: type[OllamaBody],
     part: type[OllamaPart],
 ) -> OpenApiEntry:
-    return OpenApiEntry(
-        method="post",
+    return PostEntry(
         path=path,
         summary=f"{summary}, in Ollama's format.",
         rules=(*_RULES, *rules),
@@ -141,7 +140,6 @@ def _route(
         reply=part,
         events=(part, PlainError),
         lines=True,
-        errors=RUN_ERRORS,
     )
 
 

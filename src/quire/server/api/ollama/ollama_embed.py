@@ -10,8 +10,14 @@ import msgspec
 from starlette.types import Send
 
 from quire.server.api.common import route_rules
-from quire.server.api.common.embedding_fields import MAX_INPUTS, Dimensions, PoolingFields, Text
-from quire.server.api.common.embedding_job import EmbeddingJob, make_embedding_job
+from quire.server.api.common.embedding_job import (
+    MAX_INPUTS,
+    Dimensions,
+    EmbeddingJob,
+    PoolingFields,
+    Text,
+    make_embedding_job,
+)
 from quire.server.api.common.embedding_runner import (
     EmbeddedInput,
     embed_all,
@@ -23,7 +29,7 @@ from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.ollama.ollama_options import Options, keep_alive_notes, read_ollama
 from quire.server.http.http_errors import send_complete
-from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRules
+from quire.server.http.openapi_entry import PostEntry, StructRules
 from quire.server.http.request_body import RequestBody, neutral_values
 from quire.server.model_registry import ModelRegistry
 
@@ -165,8 +171,7 @@ def _encoded(model: str, outputs: Sequence[EmbeddedInput]) -> bytes:
 
 
 OLDER_ROUTE = GenerationRoute(
-    OpenApiEntry(
-        method="post",
+    PostEntry(
         path="/api/embeddings",
         summary="One text to a vector, in Ollama's older format.",
         rules=(route_rules.MODEL, "The text has at least one token, and fits the KV cache."),
@@ -174,14 +179,12 @@ OLDER_ROUTE = GenerationRoute(
         body=OlderEmbedBody,
         struct_rules=(StructRules(struct=OlderEmbedBody, neutral=neutral_values(OlderEmbedBody)),),
         reply=OlderEmbedReply,
-        errors=RUN_ERRORS,
     ),
     prepare_older,
     answer_older,
 )
 ROUTE = GenerationRoute(
-    OpenApiEntry(
-        method="post",
+    PostEntry(
         path="/api/embed",
         summary="Texts to vectors, in Ollama's format.",
         rules=(
@@ -193,7 +196,6 @@ ROUTE = GenerationRoute(
         body=EmbedBody,
         struct_rules=(StructRules(struct=EmbedBody, neutral=neutral_values(EmbedBody)),),
         reply=EmbedReply,
-        errors=RUN_ERRORS,
     ),
     prepare,
     answer,

@@ -18,7 +18,7 @@ from quire.server.api.common import route_rules
 from quire.server.api.common.model_route import LightReply, LightRoute
 from quire.server.http.http_errors import HttpError
 from quire.server.http.json_response import JsonResponse
-from quire.server.http.openapi_entry import RUN_ERRORS, ApiRoute, OpenApiEntry
+from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry, PostEntry
 from quire.server.http.request_body import RequestBody, read_body
 from quire.server.model_registry import ModelEntry, ModelRegistry, RegisteredModel
 from quire.version import __version__
@@ -223,28 +223,24 @@ def pull(data: bytes, models: ModelRegistry) -> LightReply:
 
 
 PULL_ROUTE = LightRoute(
-    OpenApiEntry(
-        method="post",
+    PostEntry(
         path="/api/pull",
         summary="Whether a model is there, in Ollama's format; nothing is downloaded.",
         rules=(route_rules.MODEL,),
         example={},
         body=PullBody,
         reply=PullStatus,
-        errors=RUN_ERRORS,
     ),
     pull,
 )
 SHOW_ROUTE = LightRoute(
-    OpenApiEntry(
-        method="post",
+    PostEntry(
         path="/api/show",
         summary="One model, in Ollama's format.",
         rules=(route_rules.MODEL,),
         example={},
         body=ShowBody,
         reply=ShownModel,
-        errors=RUN_ERRORS,
     ),
     show,
 )

@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from quire.core.request_output import CompletionOutput, RequestOutput
 from quire.server.api.common.conversation import Conversation
 from quire.server.api.common.logprob_formats import ChatLogprob, chat_logprobs, num_shown
+from quire.server.api.common.timings import durations
 from quire.server.api.common.usage import Usage
 from quire.server.api.ollama.ollama_request import OllamaCall, OllamaFunction
 from quire.server.http.http_errors import ErrorReply, PlainError
@@ -151,17 +152,15 @@ class OllamaFormatter:
         return part
 
     def _ended(self, part: OllamaPart, item: RequestOutput, output: CompletionOutput) -> OllamaPart:
-        times = item.times
-        first = times.arrival if times.first_token is None else times.first_token
-        last = first if times.last_token is None else times.last_token
+        prompt, answer = durations(item.times)
         part.done = True
         part.done_reason = "length" if output.finish_reason == "length" else "stop"
-        part.total_duration = _nanoseconds(last - times.arrival)
+        part.total_duration = _nanoseconds(prompt + answer)
         part.load_duration = 0
         part.prompt_eval_count = len(item.prompt_token_ids)
-        part.prompt_eval_duration = _nanoseconds(first - times.arrival)
+        part.prompt_eval_duration = _nanoseconds(prompt)
         part.eval_count = self._num_tokens
-        part.eval_duration = _nanoseconds(last - first)
+        part.eval_duration = _nanoseconds(answer)
         return part
 
     def _add_logprobs(self, output: CompletionOutput) -> None:

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from quire.errors import invalid_value
 from quire.server.api.common import chat_messages
 from quire.server.api.common.chat_request import MAX_MESSAGES
-from quire.server.api.common.tool_definitions import MAX_TOOLS, Tools, check_tool_names
+from quire.server.api.common.tool_definitions import MAX_TOOLS, Tools
 from quire.server.api.ollama.ollama_options import OPTION_RULES, Options, read_ollama
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import ShortText
 from quire.server.http.openapi_entry import StructRules
 from quire.server.http.request_body import RequestBody, neutral_values
+from quire.server.http.strict_json import NeutralValues, Strict
 
-_INDICES = range(MAX_TOOLS)  # that Ollama's own calls have
 
-
-class OllamaFunction(msgspec.Struct, kw_only=True):
+class OllamaFunction(Strict):
     """A function that was called, or is called in an answer."""
 
+    neutral: ClassVar[NeutralValues] = {"index": range(MAX_TOOLS)}  # that Ollama's own calls have
     name: ShortText
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class OllamaCall(msgspec.Struct, kw_only=True):
+class OllamaCall(Strict):
     """A call of a tool. id: of it, where a client has one."""
 
     function: OllamaFunction
@@ -34,12 +34,13 @@ class OllamaCall(msgspec.Struct, kw_only=True):
     type: field_bounds.FunctionKind = "function"
 
 
-class OllamaMessage(msgspec.Struct, kw_only=True):
+class OllamaMessage(Strict):
     """One message. tool_name: whose result a tool's message is; else of the call that is next.
 
     name: the same, as older clients and OpenAI's have it; of another message: who speaks.
     """
 
+    neutral: ClassVar[NeutralValues] = {"images": (None, [])}
     role: chat_messages.Role
     content: str | None = None
     thinking: str | None = None
@@ -81,7 +82,6 @@ class OllamaPrompt(OllamaBody, kw_only=True, dict=True):
     raw: bool | None = None
 
 
-_MESSAGE_REFUSED: strict_json.NeutralValues = {"images": (None, [])}
 _REFUSED: strict_json.NeutralValues = {
     "template": (None, ""),
     "context": (None, []),
@@ -94,21 +94,11 @@ _prompt_decoder = msgspec.json.Decoder(OllamaPrompt)
 
 def parse_chat(data: bytes) -> OllamaChat:
     """Decode a body of /api/chat. Raises InvalidRequestError."""
-    request, found = read_ollama(data, _chat_decoder, _REFUSED)
-    check_tool_names(found.get("tools"), None)
-    for index, message in enumerate(found.get("messages") or ()):
-        if message.get("images"):
-            raise invalid_value(f"messages[{index}].images", "models read only text; remove them")
-        names = strict_json.names_of(OllamaMessage)
-        strict_json.check_names(message, names, _MESSAGE_REFUSED, f"messages[{index}].")
-        if message.get("thinking") and message["role"] != "assistant":
-            problem = f"a message of the role {message['role']} has none; remove it"
+    request, _ = read_ollama(data, _chat_decoder, _REFUSED)
+    for index, message in enumerate(request.messages or ()):
+        if message.thinking and message.role != "assistant":
+            problem = f"a message of the role {message.role} has none; remove it"
             raise invalid_value(f"messages[{index}].thinking", problem)
-        for number, call in enumerate(message.get("tool_calls") or ()):
-            where = f"messages[{index}].tool_calls[{number}]."
-            strict_json.check_names(call, OllamaCall.__struct_fields__, {}, where)
-            inner, known = call["function"], OllamaFunction.__struct_fields__
-            strict_json.check_names(inner, known, {"index": _INDICES}, f"{where}function.")
     return request
 
 
@@ -123,6 +113,6 @@ def parse_prompt(data: bytes) -> OllamaPrompt:
 RULES = (
     StructRules(struct=OllamaChat, neutral=neutral_values(OllamaChat, _REFUSED)),
     StructRules(struct=OllamaPrompt, neutral=neutral_values(OllamaPrompt, _REFUSED)),
-    StructRules(struct=OllamaMessage, neutral=_MESSAGE_REFUSED),
+    StructRules(struct=OllamaMessage, neutral=OllamaMessage.neutral),
     OPTION_RULES,
 )

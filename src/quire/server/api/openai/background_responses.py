@@ -21,7 +21,7 @@ from quire.errors import OverloadedError
 from quire.server.api.common.job_runner import gather
 from quire.server.api.common.reply_formatter import ReplyFormatter
 from quire.server.api.common.request_gate import RequestContext
-from quire.server.api.common.timed_formatter import set_timings
+from quire.server.api.common.timings import set_timings
 from quire.server.api.common.usage import Usage
 from quire.server.api.openai.background_watch import BackgroundWatch
 from quire.server.api.openai.responses_reply import Response

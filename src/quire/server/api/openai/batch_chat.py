@@ -13,20 +13,18 @@ import msgspec
 from quire.core.request_output import RequestOutput
 from quire.errors import invalid_value
 from quire.server.api.common import conversation, route_rules
-from quire.server.api.common.chat_messages import check_message_names
 from quire.server.api.common.chat_request import CHAT_REFUSED, CHAT_RULES, ChatRequest, Messages
 from quire.server.api.common.generation_job import check_lists
-from quire.server.api.common.generation_request import MAX_CHOICES, check_request_names
+from quire.server.api.common.generation_request import MAX_CHOICES, check_fields
 from quire.server.api.common.logprob_bounds import check_num_logprobs
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.streaming import OpenAIReplyFormatter, answer
-from quire.server.api.common.tool_definitions import check_tool_names
 from quire.server.api.common.usage import CompletionTokensDetails, Usage
 from quire.server.api.openai.chat import ChatFormatter
 from quire.server.api.openai.chat_reply import ChatReply
 from quire.server.http.field_names import FieldNames
-from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRules
+from quire.server.http.openapi_entry import PostEntry, StructRules
 from quire.server.http.request_body import neutral_values, read_body
 from quire.server.model_registry import ModelRegistry
 
@@ -45,12 +43,8 @@ _SHARED = tuple(name for name in ChatRequest.__struct_fields__ if name != "messa
 
 def parse(data: bytes) -> list[ChatRequest]:
     """Decode a body; one request for each conversation. Raises InvalidRequestError."""
-    request, found = read_body(data, _decoder, CHAT_REFUSED)
-    check_request_names(found, request)
-    for index, messages in enumerate(found["messages"]):
-        for position, message in enumerate(messages):
-            check_message_names(message, f"messages[{index}][{position}].")
-    check_tool_names(found.get("tools"), found.get("tool_choice"))
+    request, _ = read_body(data, _decoder, CHAT_REFUSED)
+    check_fields(request)
     if request.stream:
         raise invalid_value("stream", "several conversations are not streamed; leave it out")
     if request.n not in (None, 1):
@@ -125,8 +119,7 @@ BATCH_RULES = (
 )
 
 ROUTE = GenerationRoute(
-    OpenApiEntry(
-        method="post",
+    PostEntry(
         path="/v1/chat/completions/batch",
         summary="Answer several conversations.",
         rules=(
@@ -139,7 +132,6 @@ ROUTE = GenerationRoute(
         body=BatchChatRequest,
         struct_rules=BATCH_RULES,
         reply=ChatReply,
-        errors=RUN_ERRORS,
     ),
     prepare,
     answer,

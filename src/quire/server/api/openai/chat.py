@@ -32,7 +32,7 @@ from quire.server.api.openai.chat_reply import (
     message_of,
 )
 from quire.server.http.http_errors import ErrorChunk
-from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
+from quire.server.http.openapi_entry import PostEntry
 from quire.server.model_registry import ModelRegistry
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -198,8 +198,7 @@ def _text_of(message: Message) -> str:
 
 
 ROUTE = GenerationRoute(
-    OpenApiEntry(
-        method="post",
+    PostEntry(
         path="/v1/chat/completions",
         summary="Answer a conversation.",
         rules=(
@@ -217,7 +216,6 @@ ROUTE = GenerationRoute(
         struct_rules=CHAT_RULES,
         reply=ChatReply,
         events=(ChatChunk, ErrorChunk),
-        errors=RUN_ERRORS,
     ),
     prepare,
     answer,

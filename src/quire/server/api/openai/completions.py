@@ -30,7 +30,7 @@ from quire.server.api.common.usage import Usage
 from quire.server.api.openai import completions_request
 from quire.server.api.openai.completions_request import COMPLETION_RULES, CompletionRequest
 from quire.server.http.http_errors import ErrorChunk
-from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
+from quire.server.http.openapi_entry import PostEntry
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.server.parsing.reasoning_parser import with_reasoning_marks
 from quire.tokenizer.tokenizer import Tokenizer
@@ -227,8 +227,7 @@ class CompletionFormatter(OpenAIReplyFormatter):
 _IN_THREAD_BYTES = 64 << 10
 
 ROUTE = GenerationRoute(
-    OpenApiEntry(
-        method="post",
+    PostEntry(
         path="/v1/completions",
         summary="Continue a text.",
         rules=(
@@ -242,7 +241,6 @@ ROUTE = GenerationRoute(
         struct_rules=COMPLETION_RULES,
         reply=CompletionReply,
         events=(CompletionReply, ErrorChunk),
-        errors=RUN_ERRORS,
     ),
     prepare,
     answer,

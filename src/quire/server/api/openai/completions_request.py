@@ -15,7 +15,7 @@ from quire.server.api.common.generation_request import (
     ASKS_FOR_NOTHING,
     MAX_CHOICES,
     GenerationRequest,
-    check_request_names,
+    check_fields,
     sampling_of,
 )
 from quire.server.api.common.logprob_formats import ALL
@@ -56,8 +56,8 @@ _ids_decoder = msgspec.json.Decoder(Annotated[list[TokenId], _OneOrMore])
 
 def parse(data: bytes) -> CompletionRequest:
     """Decode a body. Raises InvalidRequestError."""
-    request, found = read_body(data, _decoder, ASKS_FOR_NOTHING, long="prompt")
-    check_request_names(found, request)
+    request, _ = read_body(data, _decoder, ASKS_FOR_NOTHING, long="prompt")
+    check_fields(request)
     return request
 
 

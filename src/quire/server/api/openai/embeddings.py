@@ -34,7 +34,7 @@ from quire.server.api.openai.embeddings_request import (
     PoolingRequest,
 )
 from quire.server.http.http_errors import send_complete
-from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
+from quire.server.http.openapi_entry import PostEntry
 from quire.server.model_registry import ModelRegistry
 
 
@@ -112,8 +112,7 @@ _RULES = (
 )
 
 ROUTE = GenerationRoute(
-    OpenApiEntry(
-        method="post",
+    PostEntry(
         path="/v1/embeddings",
         summary="Texts to vectors.",
         rules=_RULES,
@@ -122,14 +121,12 @@ ROUTE = GenerationRoute(
         struct_rules=(EMBEDDING_RULES, *MESSAGE_RULES, PROMPT_OBJECT_RULES),
         reply=EmbeddingReply,
         binary=BYTES_TYPE,
-        errors=RUN_ERRORS,
     ),
     prepare,
     answer,
 )
 POOLING_ROUTE = GenerationRoute(
-    OpenApiEntry(
-        method="post",
+    PostEntry(
         path="/pooling",
         summary="The same as /v1/embeddings, in vLLM's format.",
         rules=_RULES,
@@ -138,7 +135,6 @@ POOLING_ROUTE = GenerationRoute(
         struct_rules=(POOLING_RULES, *MESSAGE_RULES, PROMPT_OBJECT_RULES),
         reply=PoolingReply,
         binary=BYTES_TYPE,
-        errors=RUN_ERRORS,
     ),
     prepare_pooling,
     answer,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
 from quire.core.pooling_params import Pooling
 from quire.engine.frontend.prompt_encoding import Prompt
 from quire.errors import invalid_value, one_of_two
-from quire.server.api.common.chat_messages import check_message_names
 from quire.server.api.common.chat_request import CHAT_FIELDS, ChatRequest, Messages
-from quire.server.api.common.embedding_fields import MAX_INPUTS, Dimensions, PoolingFields, Text
+from quire.server.api.common.embedding_job import MAX_INPUTS, Dimensions, PoolingFields, Text
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.prompt_types import EncodeParts, PromptTypes
 from quire.server.api.openai.embeddings_reply import ByteOrder, EncodingFormat, VectorDtype
@@ -57,12 +56,14 @@ _pooling_decoder = msgspec.json.Decoder(PoolingRequest)
 
 def parse(data: bytes) -> EmbeddingRequest:
     """Decode a body of /v1/embeddings. Raises InvalidRequestError."""
-    return _checked(*read_body(data, _decoder, long="input"))
+    request, _ = read_body(data, _decoder, long="input")
+    _check(request)
+    return request
 
 
 def parse_pooling(data: bytes) -> PoolingRequest:
     """Decode a body of /pooling. Raises InvalidRequestError."""
-    request, found = read_body(data, _pooling_decoder, long="input")
+    request, _ = read_body(data, _pooling_decoder, long="input")
     if request.task not in (None, "embed"):
         problem = f"Unsupported task: {request.task!r}"
         if request.task == "plugin":
@@ -72,13 +73,11 @@ def parse_pooling(data: bytes) -> PoolingRequest:
         error = HttpError(400, text, code="invalid_value", kind="BadRequestError")
         error.param = "task"
         raise error
-    return _checked(request, found)
+    _check(request)
+    return request
 
 
-AnyRequest = TypeVar("AnyRequest", bound=EmbeddingRequest)
-
-
-def _checked(request: AnyRequest, found: dict[str, Any]) -> AnyRequest:
+def _check(request: EmbeddingRequest) -> None:
     if request.messages is not None and _raw_input(request) not in (b"", b"null"):
         raise one_of_two("input", "messages", is_missing=False)
     if request.messages is None and not _raw_input(request):
@@ -86,9 +85,6 @@ def _checked(request: AnyRequest, found: dict[str, Any]) -> AnyRequest:
     for name in CHAT_FIELDS:
         if request.messages is None and getattr(request, name) is not None:
             raise invalid_value(name, "it belongs to messages, not to an input; remove it")
-    for index, message in enumerate(found.get("messages") or ()):
-        check_message_names(message, f"messages[{index}].")
-    return request
 
 
 def chat(request: EmbeddingRequest) -> ChatRequest:

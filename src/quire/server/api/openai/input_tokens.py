@@ -15,7 +15,7 @@ from quire.server.api.openai.response_store import ResponseStore
 from quire.server.api.openai.responses_request import RESPONSES_RULES, ResponsesRequest
 from quire.server.api.openai.responses_to_chat import NAMES, to_chat
 from quire.server.http.field_names import SAME, FieldNames
-from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
+from quire.server.http.openapi_entry import PostEntry
 from quire.server.model_registry import ModelRegistry
 
 
@@ -49,8 +49,7 @@ def _counted(chat: ChatRequest, models: ModelRegistry, names: FieldNames = SAME)
 
 
 CHAT_ROUTE = LightRoute(
-    OpenApiEntry(
-        method="post",
+    PostEntry(
         path="/v1/chat/completions/input_tokens",
         summary="Count a conversation's tokens, in llama.cpp's format.",
         rules=(route_rules.MODEL, *route_rules.CHAT),
@@ -58,7 +57,6 @@ CHAT_ROUTE = LightRoute(
         body=ChatRequest,
         struct_rules=CHAT_RULES,
         reply=InputTokensReply,
-        errors=RUN_ERRORS,
     ),
     count_chat,
 )
@@ -69,8 +67,7 @@ def responses_route(store: ResponseStore) -> LightRoute:
     return LightRoute(_RESPONSES_ENTRY, partial(count_response, store), needs_tenant=True)
 
 
-_RESPONSES_ENTRY = OpenApiEntry(
-    method="post",
+_RESPONSES_ENTRY = PostEntry(
     path="/v1/responses/input_tokens",
     summary="Count the tokens of a response's input.",
     rules=(
@@ -82,5 +79,4 @@ _RESPONSES_ENTRY = OpenApiEntry(
     body=ResponsesRequest,
     struct_rules=RESPONSES_RULES,
     reply=InputTokensReply,
-    errors=RUN_ERRORS,
 )

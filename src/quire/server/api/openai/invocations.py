@@ -9,10 +9,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.server.api.common.request_gate import RequestGate
-from quire.server.http.openapi_entry import RUN_ERRORS, ApiRoute, OpenApiEntry
+from quire.server.http.openapi_entry import ApiRoute, PostEntry
 from quire.server.http.request_reader import STATE_KEY, read_body
 
-# the first of these fields that a body has → the path that it is for
+# the first of these fields that a body has → the path that it is for; null is none, but for the
+# first field, which no other path has
 PATHS = {
     "encoding_format": "/v1/embeddings",  # of texts or of messages
     "messages": "/v1/chat/completions",
@@ -22,21 +23,8 @@ PATHS = {
     "queries": "/v1/score",
     "text_1": "/v1/score",
 }
-
-
-class _Fields(msgspec.Struct):
-    """The fields of PATHS, undecoded."""
-
-    encoding_format: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    query: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    queries: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    text_1: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
-
-_decoder = msgspec.json.Decoder(_Fields)
+_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NULL = msgspec.Raw(b"null")
 
 
 class Invocations:
@@ -50,12 +38,10 @@ class Invocations:
     @property
     def route(self) -> ApiRoute:
         """The route of /invocations."""
-        entry = OpenApiEntry(
-            method="post",
+        entry = PostEntry(
             path="/invocations",
             summary="A body of another path, which its fields decide.",
             rules=tuple(f"With `{name}` it is one of `{path}`." for name, path in PATHS.items()),
-            errors=RUN_ERRORS,
         )
         return ApiRoute(self, entry)
 
@@ -76,5 +62,7 @@ def path_of(body: bytes) -> str:
         fields = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return PATHS["messages"]
-    found = (path for name, path in PATHS.items() if getattr(fields, name) is not msgspec.UNSET)
+    if "encoding_format" in fields:
+        return PATHS["encoding_format"]
+    found = (path for name, path in PATHS.items() if bytes(fields.get(name, _NULL)) != b"null")
     return next(found, PATHS["messages"])

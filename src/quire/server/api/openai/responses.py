@@ -24,7 +24,7 @@ from quire.server.api.openai.response_store import ResponseStore
 from quire.server.api.openai.responses_formatter import ResponsesFormatter
 from quire.server.api.openai.responses_request import RESPONSES_RULES, ResponsesRequest
 from quire.server.api.openai.responses_to_chat import NAMES, to_chat
-from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
+from quire.server.http.openapi_entry import PostEntry
 from quire.server.model_registry import ModelRegistry
 
 
@@ -96,8 +96,7 @@ async def _answer(
         await answer(formatter, context, send)
 
 
-_ENTRY = OpenApiEntry(
-    method="post",
+_ENTRY = PostEntry(
     path="/v1/responses",
     summary="Answer a conversation, as a response, which is stored unless `store` is false.",
     rules=(
@@ -115,5 +114,4 @@ _ENTRY = OpenApiEntry(
     struct_rules=RESPONSES_RULES,
     reply=replies.Response,
     events=replies.EVENTS,
-    errors=RUN_ERRORS,
 )

@@ -35,7 +35,7 @@ from quire.server.api.openai.responses_request import (
     TextFormat,
     read_item,
 )
-from quire.server.http.field_names import FieldNames
+from quire.server.http.field_names import FieldNames, Origins
 
 NAMES = FieldNames(
     {
@@ -56,10 +56,10 @@ def to_chat(request: ResponsesRequest, previous: Sequence[msgspec.Raw] = ()) -> 
 
     Raises InvalidRequestError.
     """
-    includes_logprobs = LOGPROBS in (request.include or ())
+    includes_logprobs, origins = LOGPROBS in (request.include or ()), Origins()
     chat = ChatRequest(
         **{name: getattr(request, name) for name in AS_IN_CHATS},
-        messages=list(_messages(request, previous)),
+        messages=_messages(request, previous, origins),
         logprobs=includes_logprobs or request.top_logprobs is not None,
         max_completion_tokens=request.max_output_tokens,
         tools=[_tool(tool) for tool in request.tools or ()] or None,
@@ -71,6 +71,7 @@ def to_chat(request: ResponsesRequest, previous: Sequence[msgspec.Raw] = ()) -> 
         response_format=_response_format(request.text.format if request.text is not None else None),
     )
     chat.take_over(request)
+    chat.__dict__["origins"] = origins
     chat.note_no_effect(*_without_effect(request))
     return chat
 
@@ -93,36 +94,43 @@ def _without_effect(request: ResponsesRequest) -> Iterator[str]:
         yield NO_PROGRESS
 
 
-def _messages(request: ResponsesRequest, previous: Sequence[msgspec.Raw]) -> Iterator[Message]:
-    """Items in order; reasoning, text and calls of one answer are one assistant message."""
+def _messages(
+    request: ResponsesRequest, previous: Sequence[msgspec.Raw], origins: Origins
+) -> list[Message]:
+    """Items in order; reasoning, text and calls of one answer are one assistant message.
+
+    origins: is filled with the items' paths.
+    """
+    found: list[Message] = []
     if request.instructions:
-        yield Message(role="system", content=request.instructions)
+        found.append(Message(role="system", content=request.instructions))
     message: Message | None = None  # the assistant's, while items may still belong to it
-    for item in _items(request, previous):
+    for where, item in _items(request, previous):
         if isinstance(item, InputCall) and item.status == "incomplete":
             continue  # its arguments were cut, so nobody has made the call
-        if _continues(item, message):
-            assert message is not None
-        else:
-            if message is not None:
-                yield message
+        if not _continues(item, message):
             message = Message(role="assistant") if _is_assistant_item(item) else None
-        if message is None:
-            yield _other_message(item)
-        else:
+            origins[f"messages[{len(found)}]"] = where
+            found.append(_other_message(item) if message is None else message)
+        if message is not None:
             _add(item, message)
-    if message is not None:
-        yield message
+            if isinstance(item, InputCall):
+                number = len(message.tool_calls or ()) - 1
+                origins[f"messages[{len(found) - 1}].tool_calls[{number}].function"] = where
+    return found
 
 
-def _items(request: ResponsesRequest, previous: Sequence[msgspec.Raw]) -> Iterator[InputItem]:
+def _items(
+    request: ResponsesRequest, previous: Sequence[msgspec.Raw]
+) -> Iterator[tuple[str, InputItem]]:
+    """Each item, and its path in the request."""
     for raw in previous:
-        yield read_item(raw, "previous_response_id")
+        yield "previous_response_id", read_item(raw, "previous_response_id")
     if isinstance(request.input, str):
-        yield InputMessage(role="user", content=request.input)
+        yield "input", InputMessage(role="user", content=request.input)
         return
     for index, raw in enumerate(request.input):
-        yield read_item(raw, f"input[{index}]")
+        yield (where := f"input[{index}]"), read_item(raw, where)
 
 
 def _is_assistant_item(item: InputItem) -> bool:

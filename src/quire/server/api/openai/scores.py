@@ -16,8 +16,13 @@ from starlette.types import Send
 
 from quire.errors import invalid_value, one_of_two
 from quire.server.api.common import route_rules
-from quire.server.api.common.embedding_fields import PoolingFields, Text, Texts
-from quire.server.api.common.embedding_job import EmbeddingJob, make_embedding_job
+from quire.server.api.common.embedding_job import (
+    EmbeddingJob,
+    PoolingFields,
+    Text,
+    Texts,
+    make_embedding_job,
+)
 from quire.server.api.common.embedding_runner import (
     EmbeddedInput,
     embed_all,
@@ -29,7 +34,7 @@ from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.openai.embeddings_reply import EmbeddingUsage
 from quire.server.http.http_errors import send_complete
-from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRules
+from quire.server.http.openapi_entry import PostEntry, StructRules
 from quire.server.http.request_body import neutral_values, read_body
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 
@@ -229,8 +234,7 @@ _RULES = (
 
 
 def _score_route(path: str) -> GenerationRoute[ScoreJob]:
-    entry = OpenApiEntry(
-        method="post",
+    entry = PostEntry(
         path=path,
         summary="How alike the texts of each pair are.",
         rules=(
@@ -241,7 +245,6 @@ def _score_route(path: str) -> GenerationRoute[ScoreJob]:
         body=ScoreRequest,
         struct_rules=(StructRules(struct=ScoreRequest, neutral=neutral_values(ScoreRequest)),),
         reply=ScoreReply,
-        errors=RUN_ERRORS,
     )
     return GenerationRoute(entry, prepare_score, answer)
 
@@ -255,8 +258,7 @@ def _rerank_route(path: str) -> GenerationRoute[ScoreJob]:
             for name, other in (("documents", "texts"), ("texts", "documents"))
         ],
     )
-    entry = OpenApiEntry(
-        method="post",
+    entry = PostEntry(
         path=path,
         summary="Documents by how alike they are to a query.",
         rules=(
@@ -268,7 +270,6 @@ def _rerank_route(path: str) -> GenerationRoute[ScoreJob]:
         struct_rules=(rules,),
         reply=RerankReply,
         items=TextScore,
-        errors=RUN_ERRORS,
     )
     return GenerationRoute(entry, prepare_rerank, answer)
 

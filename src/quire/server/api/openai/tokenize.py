@@ -10,11 +10,11 @@ import msgspec
 from quire.engine.frontend.prompt_encoding import Encoding, counting, token_ids_of
 from quire.errors import invalid_value, one_of_two
 from quire.server.api.common import chat_request, conversation, route_rules
-from quire.server.api.common.chat_messages import MESSAGE_RULES, check_message_names
+from quire.server.api.common.chat_messages import MESSAGE_RULES
 from quire.server.api.common.model_route import LightReply, LightRoute
-from quire.server.api.common.tool_definitions import Tools, check_tool_names
+from quire.server.api.common.tool_definitions import Tools
 from quire.server.http import field_bounds, strict_json
-from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRules
+from quire.server.http.openapi_entry import PostEntry, StructRules
 from quire.server.http.request_body import RequestBody, neutral_values, read_body
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.tokenizer.tokenizer import Tokenizer
@@ -107,8 +107,7 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 def tokenize(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply to a body. Raises InvalidRequestError."""
     check = partial(_check_length, models)
-    request, found = read_body(data, _tokenize_decoder, TOKENIZE_REFUSED, check=check)
-    _check_names(found)
+    request, _ = read_body(data, _tokenize_decoder, TOKENIZE_REFUSED, check=check)
     model = models.find(request.model)
     _read_content(request)
     tokens = _tokens(request, model)
@@ -171,12 +170,6 @@ def _piece(token_id: int, tokenizer: Tokenizer) -> TokenPiece:
         return TokenPiece(token_id, list(data))
 
 
-def _check_names(found: dict[str, Any]) -> None:
-    for index, message in enumerate(found.get("messages") or ()):
-        check_message_names(message, f"messages[{index}].")
-    check_tool_names(found.get("tools"), None)
-
-
 def _tokens(request: TokenizeRequest, model: RegisteredModel) -> list[int]:
     if (request.prompt is None) == (request.messages is None):
         raise one_of_two("prompt", "messages", is_missing=request.prompt is None)
@@ -202,8 +195,7 @@ _TOKENIZE_RULES = StructRules(
 )
 
 TOKENIZE_ROUTE = LightRoute(
-    OpenApiEntry(
-        method="post",
+    PostEntry(
         path="/tokenize",
         summary="Text to token ids.",
         rules=(route_rules.MODEL, *route_rules.CHAT),
@@ -211,21 +203,18 @@ TOKENIZE_ROUTE = LightRoute(
         body=TokenizeRequest,
         struct_rules=(_TOKENIZE_RULES, *MESSAGE_RULES),
         reply=TokenizeReply,
-        errors=RUN_ERRORS,
     ),
     tokenize,
 )
 
 DETOKENIZE_ROUTE = LightRoute(
-    OpenApiEntry(
-        method="post",
+    PostEntry(
         path="/detokenize",
         summary="Token ids to text.",
         rules=(route_rules.MODEL, "Each of `tokens` is the id of a token."),
         example={"tokens": [1685, 413, 1266]},
         body=DetokenizeRequest,
         reply=DetokenizeReply,
-        errors=RUN_ERRORS,
     ),
     detokenize,
 )
