@@ -95,7 +95,8 @@ def quantization_peers(result: Result) -> str:
     caption = (
         f"{result['model']}, {result['tokens']:,} held-out tokens, calibrated on "
         f"{result['calibration_tokens']:,}, groups of {result['group_size']}; learned rounding in "
-        f"{result['steps']} steps. Quire, the other:"
+        f"{result['steps']} steps (Quire's in twice as many, of half the samples). "
+        "Quire, the other:"
     )
     head = ["", "perplexity", "", "mean KL", "", "same top-1", "", "hidden cosine", ""]
     return markdown_table(head, rows, caption)
