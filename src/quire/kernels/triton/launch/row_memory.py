@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def empty_rows(rows: int, *sizes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Uninitialised [rows, *sizes], with memory behind it for whole tiles."""
+    """Uninitialised [rows, *sizes], with memory behind it: a power of two, or 256s above 64."""
     whole = triton.next_power_of_2(rows) if rows <= 64 else triton.cdiv(rows, 256) * 256
     return torch.empty(whole, *sizes, dtype=dtype, device=device)[:rows]
 
