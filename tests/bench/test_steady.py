@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
 
 import pytest
 from workloads import steady
@@ -16,6 +15,7 @@ from quire.core.request_limits import RequestLimits
 from quire.core.scheduler_output import ModelRunnerOutput, SampleResult, SchedulerOutput
 from quire.engine.core import engine_core, step_log
 from quire.engine.core.engine_core import EngineCore
+from quire.engine.core.executor import Outcome
 from quire.scheduler.scheduler import Scheduler
 
 LONG = Workload("long", "m", 2000, 200, (8,), is_steady=True)  # a prompt has half of the time
@@ -39,7 +39,7 @@ class Device:
     def get_ready(self) -> None:
         """Nothing to prepare."""
 
-    def execute(self, plan: SchedulerOutput) -> SimpleNamespace:
+    def execute(self, plan: SchedulerOutput) -> Outcome:
         """See Executor."""
         seconds = 0.002 + sum(5e-5 * e.num_tokens + 2e-7 * e.start for e in plan.scheduled)
         self._free = max(self._free, self.now) + seconds * self._random.lognormvariate(0.0, 0.02)
@@ -49,7 +49,7 @@ class Device:
             self.now = max(self.now, end)
             return ModelRunnerOutput(results=results)
 
-        return SimpleNamespace(result=result)
+        return result
 
 
 def engine(device: Device) -> EngineCore:

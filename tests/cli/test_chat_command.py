@@ -46,19 +46,21 @@ def test_chat_keeps_the_conversation(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("answer", "stored"),
+    ("opened", "answer", "stored"),
     [
-        ("<think>\nhm\n</think>\n\nHello!", "Hello!"),
-        ("hm</think>Hello!", "Hello!"),  # the prompt had the first mark
-        ("Hello!", "Hello!"),
-        ("<think>hm", "<think>hm"),  # cut off
+        ("", "<think>\nhm\n</think>\n\nHello!", "Hello!"),
+        ("<think>\n", "hm</think>Hello!", "Hello!"),
+        ("", "Hello!", "Hello!"),
+        ("", "Write </think> at its end.", "Write </think> at its end."),
+        ("", "<think>hm", "<think>hm"),  # cut off
     ],
 )
 def test_reasoning_is_no_part_of_later_prompts(
-    answer: str, stored: str, capsys: pytest.CaptureFixture[str]
+    opened: str, answer: str, stored: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = FakeEngine(script=answer)
     engine.tokenizer.chat_template_text = "</think>"
+    engine.tokenizer.chat_prompt = lambda *_, **__: f"hi{opened}"  # type: ignore[method-assign]
     _, chat = talk(engine, "hi")
     assert chat.messages[1] == {"role": "assistant", "content": stored}
     assert capsys.readouterr().out == f"{answer}\n"

@@ -25,13 +25,14 @@ def test_rows_have_memory_for_whole_tiles(rows: int, kind: torch.dtype) -> None:
 
 @given(
     behind=st.integers(0, 40), before=st.integers(0, 9), rows=st.integers(1, 40),
-    wider=st.integers(0, 3), tile=st.sampled_from([8, 16, 32]),
+    left=st.integers(0, 3), right=st.integers(0, 3), tile=st.sampled_from([8, 16, 32]),
 )  # fmt: skip
 def test_boxes_stay_within_the_memory(
-    behind: int, before: int, rows: int, wider: int, tile: int
+    behind: int, before: int, rows: int, left: int, right: int, tile: int
 ) -> None:
-    memory = torch.arange((before + rows + behind) * (16 + wider), dtype=torch.float32)
-    x = memory.view(-1, 16 + wider)[before : before + rows, :16]
+    width = left + 16 + right
+    memory = torch.arange((before + rows + behind) * width, dtype=torch.float32)
+    x = memory.view(-1, width)[before : before + rows, left : left + 16]
     boxes = whole_boxes(x, tile)  # `as_strided` refuses what lies beyond
     assert rows <= len(boxes) <= -(-rows // tile) * tile
     assert torch.equal(boxes[:rows], x)

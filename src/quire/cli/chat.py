@@ -151,6 +151,7 @@ class Chat:
         self._sampling = sampling
         self._run = run
         self._num_failures = 0
+        self._prompt: list[int] = []  # of the latest answer
         self.messages: list[dict[str, str]] = []
         self._begin(system)
 
@@ -210,10 +211,16 @@ class Chat:
 
     def _said(self, text: str) -> str:
         """The part of an answer behind its reasoning, which later prompts are without."""
-        from quire.server.parsing.reasoning_parser import reasoning_of  # not while a model loads
+        # not while a model loads
+        from quire.server.parsing.answer_sampling import reasoning_config
+        from quire.server.parsing.output_events import join
+        from quire.server.parsing.output_parser import OutputParser
+        from quire.server.parsing.reasoning_parser import reasoning_of
 
-        reasoning = reasoning_of(self._engine.tokenizer.chat_template_text)
-        said = "" if reasoning is None else text.partition(reasoning.end)[2].lstrip()
+        tokenizer = self._engine.tokenizer
+        reasoning = reasoning_of(tokenizer.chat_template_text)
+        parser = OutputParser(reasoning_config(reasoning, self._prompt, tokenizer))
+        said = join([*parser.push(text), *parser.finish()]).text
         return said or text  # where it was stopped before that, what there is
 
     async def _answer(self, answer: list[str]) -> None:
@@ -223,7 +230,7 @@ class Chat:
         speed = Speed()
         tokenizer, limits = self._engine.tokenizer, self._engine.info.limits
         rendered = tokenizer.chat_prompt(list(self.messages), **self._variables)
-        prompt = token_ids_of(rendered, tokenizer, limits, is_rendered=True)
+        self._prompt = prompt = token_ids_of(rendered, tokenizer, limits, is_rendered=True)
         sampling = chat_sampling(self._sampling, prompt, tokenizer, fix=MARKS_FIX)
         parts = self._engine.generate(prompt, sampling)
         with AnswerLine() as line:

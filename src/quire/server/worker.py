@@ -154,6 +154,7 @@ class EngineFrontends:
                     self._links[message.name].engine_died(
                         will_return=message.will_return,
                         is_blameless=message.is_blameless,
+                        is_unload=message.is_unload,
                         why=message.why,
                     )
             case ModelStatus():

@@ -389,16 +389,23 @@ def test_a_request_that_sees_many_deaths_ends_whatever_their_cause(tmp_path: Pat
     run(tmp_path, scenario)
 
 
-@pytest.mark.parametrize(("why", "kind"), [("", EngineError), ("unloaded", OverloadedError)])
+@pytest.mark.parametrize(
+    ("why", "is_unload", "kind"),
+    [
+        ("", False, EngineError),
+        ("it died 5 times in a row", False, EngineError),
+        ("unloaded", True, OverloadedError),
+    ],
+)
 def test_an_engine_that_does_not_return_ends_its_streams(
-    tmp_path: Path, why: str, kind: type[QuireError]
+    tmp_path: Path, why: str, is_unload: bool, kind: type[QuireError]
 ) -> None:
     async def scenario(front: Front) -> None:
         front.server.pause = 0.001
         stream = asyncio.create_task(front.collect(3000))
         await front.until_running(1)
         front.server.kill()
-        front.link.engine_died(will_return=False, why=why)
+        front.link.engine_died(will_return=False, is_unload=is_unload, why=why)
         with pytest.raises(kind, match=why or "stopped"):
             await stream
         with pytest.raises(kind, match=why or "stopped"):  # as later ones do

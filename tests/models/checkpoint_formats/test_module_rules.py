@@ -64,7 +64,7 @@ def test_targets(settings: dict[str, Any], module: str, group: int | None) -> No
 @pytest.mark.parametrize(
     ("method", "rules", "module", "expected"),
     [
-        ("gptq", {"-:.*down": {}, ".*": {"bits": 8}}, DOWN, None),  # the first that matches
+        ("gptq", {"-:.*down": {"bits": 16}, ".*": {"bits": 8}}, DOWN, None),  # first that matches
         ("gptq", {".*": {"bits": 8}, "-:.*down": {}}, DOWN, (8, 128)),
         ("gptq", {"+:down": {"bits": 8}}, DOWN, (4, 128)),  # of the beginning of a name
         ("gptq", {".*": {"bits": 8}}, "lm_head", None),  # only by its own setting

@@ -168,13 +168,14 @@ class EngineUp(msgspec.Struct, frozen=True, kw_only=True, tag="engine_up"):
 class EngineDown(msgspec.Struct, frozen=True, kw_only=True, tag="engine_down"):
     """To an API process: this engine has ended. will_return: another one is being started.
 
-    is_blameless: none of its requests can have caused that. why: if none returns, the error message
-    for its unfinished requests.
+    is_blameless: none of its requests can have caused that. is_unload: it was ended on purpose, and
+    has not failed. why: if none returns, the error message for its unfinished requests.
     """
 
     name: str
     will_return: bool
     is_blameless: bool = False
+    is_unload: bool = False
     why: str = ""
 
 

@@ -51,15 +51,22 @@ class ProcessLink:
         """Send messages, see `EngineLink`; without effect while there is no engine."""
         return {} if self._connection is None else self._connection.send(messages)
 
-    def engine_died(self, *, will_return: bool, is_blameless: bool = False, why: str = "") -> None:
+    def engine_died(
+        self,
+        *,
+        will_return: bool,
+        is_blameless: bool = False,
+        is_unload: bool = False,
+        why: str = "",
+    ) -> None:
         """Deliver what has arrived, then report the engine's end; see `EngineDown`."""
         was_alive = self.is_alive
         self._disconnect()
         if self._listener is None:  # nothing was sent yet
             return
         if not will_return:
-            stopped = EngineError("the engine has stopped; restart the server")
-            self._listener.on_failure(OverloadedError(why) if why else stopped)
+            kind = OverloadedError if is_unload else EngineError
+            self._listener.on_failure(kind(why or "the engine has stopped; restart the server"))
         elif was_alive:
             self._listener.on_down(self._page.find_started, is_blameless=is_blameless)
 

@@ -186,13 +186,13 @@ class ServerSupervisor:
         return engine.started.result()
 
     async def stop_engine(self, name: str, why: str) -> None:
-        """End an engine. why: the error message for its unfinished requests."""
+        """Unload an engine. why: the error message for its unfinished requests."""
         engine = self._engines[name]
         task = self._tasks[engine]
         self._forget_engine(engine)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        self.broadcast(EngineDown(name=name, will_return=False, why=why))
+        self.broadcast(EngineDown(name=name, will_return=False, is_unload=True, why=why))
 
     def _forget_engine(self, engine: EngineSupervisor) -> None:
         if self._engines.pop(engine.name, None) is not None:

@@ -93,13 +93,15 @@ def read_dynamic(
     changed: the layout with the values of a rule. Raises CheckpointError.
     """
     section, found = config.section("dynamic"), list[Rule]()
-    for rule in section.values if section is not None else ():
-        assert section is not None
-        pattern = rule.removeprefix("+:").removeprefix("-:")
+    if section is None:
+        return ()
+    for rule in section.values:
+        pattern, own = rule.removeprefix("+:").removeprefix("-:"), None
         check_patterns(section, rule, [pattern])
-        values = section.section(rule)
-        own = linear if values is None else changed(linear, values)
-        found.append((re.compile(pattern), None if rule.startswith("-:") else own))
+        if not rule.startswith("-:"):
+            values = section.section(rule)
+            own = linear if values is None else changed(linear, values)
+        found.append((re.compile(pattern), own))
     return tuple(found)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def empty_rows(rows: int, *sizes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Uninitialised [rows, *sizes], with memory behind it for whole tiles."""
+    """Uninitialised [rows, *sizes], with memory behind it: a power of two, or 256s above 64."""
     whole = triton.next_power_of_2(rows) if rows <= 64 else triton.cdiv(rows, 256) * 256
     return torch.empty(whole, *sizes, dtype=dtype, device=device)[:rows]
 
@@ -22,5 +22,6 @@ def whole_boxes(x: Tensor, block_m: int) -> Tensor:
     What is computed from these must not be stored.
     """
     numbers = x.untyped_storage().nbytes() // x.itemsize - x.storage_offset()
-    rows = min(triton.cdiv(len(x), block_m) * block_m, numbers // x.stride(0))
+    there = (numbers - x.shape[1]) // x.stride(0) + 1  # x may be columns of wider rows
+    rows = min(triton.cdiv(len(x), block_m) * block_m, there)
     return x.as_strided((rows, x.shape[1]), x.stride())
