@@ -14,7 +14,7 @@ from quire.kernels.byte_operands import ByteWords
 from quire.kernels.operands import Int4Words, ResidualState, RopeWriteKV, Rows
 from quire.kernels.triton.gemm.gemm_tuning import holds_whole_heads
 from quire.kernels.triton.gemm.int4_config import Int4Config, block_rows, group_rows, scales_codes
-from quire.kernels.triton.launch.row_memory import empty_rows, whole_boxes
+from quire.kernels.triton.launch.row_memory import whole_boxes
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS
 from quire.kernels.triton.ops.gpu_linear import MAX_ROWS, Config, GpuLinear
 from quire.kernels.triton.ops.invariant_gemm import invariant_gemm
@@ -120,7 +120,4 @@ def whole_steps(rows: Tensor) -> Tensor:
 
 def ordered(x: Tensor, weight: Int4Words | ByteWords) -> Tensor:
     """x with its columns in the order of the weight's inputs."""
-    if weight.permutation is None:
-        return x
-    out = empty_rows(*x.shape, dtype=x.dtype, device=x.device)
-    return torch.index_select(x, 1, weight.permutation, out=out)
+    return x if weight.permutation is None else x[:, weight.permutation]
