@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
@@ -305,6 +305,7 @@ VALUES = st.recursive(
     st.dictionaries(st.sampled_from(["a", "KEY", "n b", "é"]), VALUES, max_size=3),
     st.lists(st.integers(0, 2**20), min_size=20, max_size=20),
 )
+@example("glm45", {"a": {"anyOf": [{"const": 7}, {"$ref": "#/$defs/Day"}]}}, [0] * 20)
 def test_whatever_is_allowed_fits_the_schema(
     format_name: str, properties: dict[str, Any], numbers: list[int]
 ) -> None:

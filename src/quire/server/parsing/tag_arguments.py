@@ -1,14 +1,15 @@
 """Arguments that a model writes as keys and bare values, converted to JSON as they arrive.
 
 The tool's JSON schema gives the type of a value. Strings are passed on as they come; other values
-are held until they are complete, and become strings if they do not match their type.
+are held until they are complete, and become strings if they do not match their type, or are not
+among the values that it lists where a string is allowed, too.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from quire.server.parsing.text_source import MalformedCall, Marks, TextSource, Wait
@@ -58,7 +59,7 @@ class BareArguments:
         opening = ", " if self._seen else "{"
         self._calls.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
         self._seen.add(key)
-        value = _Value(_value_types(self._schema, key), self._calls.arguments)
+        value = _Value(_value_options(self._schema, key), self._calls.arguments)
         space = yield from self._calls.source.until(end, value.add)
         if space is None:
             raise MalformedCall
@@ -73,13 +74,14 @@ class BareArguments:
 
 
 class _Value:
-    """One value being converted to JSON. types: its JSON types; None: any."""
+    """One value being converted to JSON. options: schemas of which it matches one."""
 
-    def __init__(self, types: frozenset[str] | None, emit: Callable[[str], None]) -> None:
-        self._types = types
+    def __init__(self, options: list[Any], emit: Callable[[str], None]) -> None:
+        self._options = options
         self._emit = emit
         self._held: list[str] | None = []
         self._num_held = 0
+        types = _types_of(options)
         if types is not None and types <= {"string"}:
             self._become_string()
 
@@ -96,7 +98,7 @@ class _Value:
     def end(self) -> None:
         """End the value and emit what is still held back of it."""
         if self._held is not None:
-            text = _as_json("".join(self._held), self._types)
+            text = _as_json("".join(self._held), self._options)
             if text is not None:
                 self._emit(text)
                 return
@@ -112,33 +114,47 @@ def _escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def _as_json(text: str, types: frozenset[str] | None) -> str | None:
-    """The value as JSON text if it has one of the types, string excepted; else None."""
-    text = _SPELLINGS.get(text.strip(), text.strip())
+def _as_json(text: str, options: list[Any]) -> str | None:
+    """The value as JSON text if it is what the options allow, strings excepted; else None."""
+    text, types = _SPELLINGS.get(text.strip(), text.strip()), _types_of(options)
     try:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):  # also integers that are too long for Python
         return None
     if isinstance(value, str) or (types is not None and types.isdisjoint(_KINDS[type(value)])):
         return None
-    return text
+    may_be_text = types is not None and "string" in types
+    return None if may_be_text and not any(_fits(value, each) for each in options) else text
+
+
+def _fits(value: Any, option: Any) -> bool:
+    """Whether a value has the type that a schema names, and is among those that it lists."""
+    types, listed = _types_of([option]), _listed(option)
+    if types is not None and types.isdisjoint(_KINDS[type(value)]):
+        return False
+    is_bool = isinstance(value, bool)  # JSON's true does not equal 1
+    return not listed or any(value == own and isinstance(own, bool) == is_bool for own in listed)
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _value_types(schema: Schema, key: str) -> frozenset[str] | None:
-    """The types of a parameter; string if the schema does not have it."""
+def _value_options(schema: Schema, key: str) -> list[Any]:
+    """The schemas of which a parameter matches one; a string if the schema does not have it."""
     properties = schema.get("properties")
     described = properties.get(key) if isinstance(properties, Mapping) else None
-    return frozenset({"string"}) if described is None else types_of(described, schema)
+    return [{"type": "string"}] if described is None else list(options_of(described, schema))
 
 
 def types_of(schema: Any, root: Schema) -> frozenset[str] | None:
     """The JSON types that a value's schema allows; None if it does not say. root: for `$ref`."""
+    return _types_of(options_of(schema, root))
+
+
+def _types_of(options: Iterable[Any]) -> frozenset[str] | None:
     found = set[str]()
-    for option in options_of(schema, root):
+    for option in options:
         named = _named_types(option)
         if named is None:
             return None
