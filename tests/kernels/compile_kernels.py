@@ -326,21 +326,25 @@ def rows_bytes(
     codes: str = "s8", *, zeros: bool = False,
 ) -> Compiled:  # fmt: skip
     """The result of more than 64 rows in bfloat16 with weights of a byte each."""
-    config = next(each for each in byte_rows_configs(256, 4096, 4096)
+    config = next(each for each in byte_rows_configs(block_m, 4096, 4096)
                   if (each.block_m, each.block_n) == (block_m, block_n))  # fmt: skip
+    rest, main = config.rest, block_m - config.rest
     words, columns = gl.NVMMASharedLayout(128, 32, 3), gl.NVMMASharedLayout(128, 16, 3)
     groups = f"{128 // (group or 128)},{block_n}"
     types = {
-        "x_desc": f"tensordesc<bf16[{config.columns // 64},{block_m},64],{columns!r}>",
+        "x_desc": f"tensordesc<bf16[{config.columns // 64},{main},64],{columns!r}>",
+        "rest_desc": f"tensordesc<bf16[{config.columns // 64},{rest},64],{columns!r}>",
         "w_desc": f"tensordesc<i32[1,{block_n},32],{words!r}>",
         "scale_desc": f"tensordesc<fp16[{groups}],{gl.NVMMASharedLayout(0, 16, 2)!r}>",
         "zero_desc": f"tensordesc<i8[{groups}],{gl.NVMMASharedLayout(0, 8, 2)!r}>",
-        "out_desc": f"tensordesc<bf16[{block_m}, {block_n}],{tile_layout(2)!r}>", "bias_ptr": BF16,
+        "out_desc": f"tensordesc<bf16[{main}, {block_n}],{tile_layout(2)!r}>", "bias_ptr": BF16,
+        "rest_out_desc": f"tensordesc<bf16[{rest}, {block_n}],{tile_layout(2)!r}>",
         **dict.fromkeys(["row_scale_ptr", "partial_ptr"], "*fp32"), "counter_ptr": INTS,
         **dict.fromkeys(["M", "N", "K"], "i32"),
     }  # fmt: skip
     constants: dict[str, Any] = {"STAGES": config.stages, "SPLIT": split, "CODES": codes}
     absent = ([] if zeros else ["zero_desc"]) + ([] if group else ["scale_desc"])
+    absent += [] if rest else ["rest_desc", "rest_out_desc"]
     compiled = compile_kernel(
         hopper_byte_rows_kernel,
         {name: kind for name, kind in types.items() if name not in absent},
@@ -846,6 +850,9 @@ KERNELS = {
     "blocks_int8": functools.partial(blocks, kind="i8"),
     "blocks_int8_alone": functools.partial(blocks, block_n=128, kind="i8", alone=True),
     "rows_bytes": rows_bytes,
+    "rows_bytes_192": functools.partial(rows_bytes, block_m=192, group=32, split=2, zeros=True),
+    "rows_bytes_320": functools.partial(rows_bytes, block_m=320, split=4),
+    "rows_bytes_384": functools.partial(rows_bytes, block_m=384, codes="e4m3", group=0),
     "rows_bytes_alone": functools.partial(rows_bytes, group=0),
     "rows_fp8_alone": functools.partial(rows_bytes, codes="e4m3", group=0),
     "rows_bytes_zeros": functools.partial(rows_bytes, group=32, split=2, zeros=True),

@@ -303,7 +303,7 @@ def test_configs_of_blocks_fit(n: int, k: int) -> None:
                 assert each.shared_memory(k) <= 226 * 1024
             tiles = -(-n // each.block_n) * -(-rows // each.block_m)
             sums = tiles * each.split * each.block_n * each.block_m
-            assert each.split == 1 or (tiles <= NUM_COUNTERS and sums <= NUM_PARTIALS)
+            assert each.split == 1 or (2 * tiles <= NUM_COUNTERS and sums <= NUM_PARTIALS)
 
 
 SIZES = [(4096, 4096), (28672, 4096), (6144, 4096), (4096, 14336), (1536, 896), (64, 256),
@@ -417,7 +417,7 @@ def test_every_config_of_blocks_gives_the_result_on_a_hopper(spec: QuantSpec, ro
     [*SPECS[:2], QuantSpec("int8_group", 128, zeros=True), QuantSpec("fp8_block", 64)],
     ids=str,
 )
-@pytest.mark.parametrize("rows", [65, 200, 600])
+@pytest.mark.parametrize("rows", [65, 150, 600])
 def test_every_config_of_many_rows_gives_the_result_on_a_hopper(spec: QuantSpec, rows: int) -> None:
     n, k = 1008 if spec.zeros else 1016, 2048
     weight = on_gpu(spec, n, k)

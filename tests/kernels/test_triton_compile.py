@@ -48,6 +48,8 @@ KERNELS = {
     "ring_fp8_alone": ["90"],
     "rows_fp8_alone": ["90"],
     "rows_bytes": ["90"],
+    "rows_bytes_192": ["90"],
+    "rows_bytes_320": ["90"],
     "rows_bytes_few": ["90"],
     "rows_bytes_zeros": ["90"],
     "rows_bytes_small": ["90"],
@@ -143,8 +145,9 @@ def compiled() -> dict[str, Any]:
 # two sums; an address that each work item loads once; angles; so that two programs fit; sums that
 # are stored
 SPILL = {"pieces": 8, "hopper_fp8": 8, "ring_int4_heads_few": 8, "shared": 8, "ring_int4_wide": 16,
-         "rows_int4_wide": 16, "rows_mxfp4_wide": 192, "rows_int4_most": 384,
-         "rows_int4_parts": 384}  # fmt: skip
+         "rows_int4_wide": 32, "rows_mxfp4_wide": 192, "rows_int4_most": 384,
+         "rows_int4_rest": 24, "rows_bytes_320": 8, "rows_bytes_zeros": 16,
+         "blocks_split": 40}  # fmt: skip
 SPILL |= {"decode_float32_fp8": 1024}  # which is there to be right, not fast
 
 

@@ -6,8 +6,7 @@ weight is rounded, with inputs that come from what is rounded already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from functools import partial
 from typing import NamedTuple
@@ -75,13 +74,12 @@ class LayerRounding:
     ) -> Coded:
         """The codes of the chosen linear layers, which from then on multiply by these."""
         names = [name for name in self._linears if name in chosen]
-        with _tensor_float_32(allowed=not self._method.is_eight_bit):
-            known = self._rescale(inputs, names)
-            if exact is None or not names:
-                return {name: self._take(name, self._nearest(name)) for name in names}
-            if self._method.rounding != "learned":
-                return self._round_in_turn(inputs, exact.before, names)
-            return self._learn(inputs, exact.after, names, known)
+        known = self._rescale(inputs, names)
+        if exact is None or not names:
+            return {name: self._take(name, self._nearest(name)) for name in names}
+        if self._method.rounding != "learned":
+            return self._round_in_turn(inputs, exact.before, names)
+        return self._learn(inputs, exact.after, names, known)
 
     def _rescale(self, inputs: list[Tensor], names: list[str]) -> dict[str, InputStatistics]:
         """Move scales between weights and inputs, if the method does; statistics of the latter."""
@@ -156,20 +154,6 @@ class LayerRounding:
     def _take(self, name: str, rows: CodedRows) -> CodedRows:
         set_weight(self._linears[name], rows.numbers())
         return rows
-
-
-@contextmanager
-def _tensor_float_32(*, allowed: bool) -> Iterator[None]:
-    """Let GPUs multiply float32 by tensor cores, several times as fast, with 10 bits of mantissa.
-
-    The errors of four bits are a hundred times larger.
-    """
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def grid_of(layout: CheckpointLayout) -> IntegerGrid:

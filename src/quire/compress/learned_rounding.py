@@ -21,7 +21,7 @@ from quire.models.families.llama import LlamaDecoderLayer
 _BATCH = 4  # samples of a step
 _RATE = 0.015  # of a code, in a step
 _BETAS = (0.9, 0.95)  # of Adam
-_SAMPLE = 1 << 16  # values by which the nearest share is found; among rows it would lose more
+_SAMPLE = 1 << 14  # values by which the nearest share is found; among rows it would lose more
 
 
 class LearnedWeight:
@@ -80,7 +80,8 @@ class RoundingLearner:
         """The codes. inputs, targets: hidden states of samples before and after the layer."""
         drawn = torch.Generator().manual_seed(seed)
         # gradients are small numbers, and Adam's usual eps is not
-        adam = torch.optim.Adam([w.values for w in self.weights.values()], _RATE, _BETAS, eps=1e-20)
+        values = [weight.values for weight in self.weights.values()]
+        adam = torch.optim.Adam(values, _RATE, _BETAS, eps=1e-20, fused=True)
         for step in range(1, steps + 1):
             batch = torch.randperm(len(inputs), generator=drawn)[:_BATCH].tolist()
             self._descend([inputs[i] for i in batch], [targets[i] for i in batch])

@@ -11,6 +11,7 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -82,9 +83,10 @@ class Quantization:
         torch.manual_seed(self.recipe.seed)
         hidden = self.parts.embed(self.samples.calibration) if method.calibrates else []
         exact = list(hidden) if method.needs_exact_states else None
-        for index in range(len(spec.layers)):
-            notify("quantizing", index, len(spec.layers))
-            hidden, exact = self._layer(index, hidden, exact)
+        with _tensor_float_32(allowed=not method.is_eight_bit):
+            for index in range(len(spec.layers)):
+                notify("quantizing", index, len(spec.layers))
+                hidden, exact = self._layer(index, hidden, exact)
         notify("quantizing", len(spec.layers), len(spec.layers))
         self._write_rest()
         changes = {"tie_word_embeddings": False} if self.recipe.rotate else {}
@@ -232,6 +234,20 @@ class Quantization:
         self.files.write(
             layers, {self.parts.stored_name(name): self.parts.stored(name) for name in rest}
         )
+
+
+@contextmanager
+def _tensor_float_32(*, allowed: bool) -> Iterator[None]:
+    """Let GPUs multiply float32 by tensor cores, several times as fast, with 10 bits of mantissa.
+
+    The errors of four bits are a hundred times larger.
+    """
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _problem(layout: CheckpointLayout, linear: LinearSpec) -> str | None:

@@ -17,6 +17,11 @@ class ByteRowsConfig(TileConfig):
     """A tile of a weight of a byte each; rings of W and of x have as many stages."""
 
     @property
+    def rest(self) -> int:
+        """Rows of a tile beyond a power of two."""
+        return self.block_m - (1 << self.block_m.bit_length() - 1)
+
+    @property
     def columns(self) -> int:
         """Columns of x in a stage."""
         return 64 if self.block_m > 128 else 128
@@ -31,7 +36,10 @@ class ByteRowsConfig(TileConfig):
 
 
 # microseconds of a step of 256 columns, by rows and outputs of a tile, on one H200
-STEP_US = {(256, 128): 2.7, (128, 128): 1.75, (128, 64): 1.0}
+STEP_US = {
+    (384, 128): 3.9, (320, 128): 3.35, (256, 128): 2.45, (192, 128): 2.25, (128, 128): 1.55,
+    (128, 64): 0.95,
+}  # fmt: skip
 MOST_STAGES = 6
 START_US = 3.0  # of a program besides
 
@@ -46,8 +54,8 @@ def expected_us(m: int, n: int, k: int, num_sms: int, config: ByteRowsConfig) ->
 def byte_rows_configs(m: int, n: int, k: int) -> Iterator[ByteRowsConfig]:
     """Configs for x [m, k] and W [n, k] that programs and the workspace have the room for."""
     for block_m, block_n in STEP_US:
-        if block_m > 128 >= m:
-            continue
+        if block_m > 128 >= m or -(-m // block_m) * block_m > -(-m // 256) * 256:
+            continue  # there is no memory behind x for so many rows, see `empty_rows`
         for split in range(1, min(math.ceil(k / 256), 8) + 1):
             tiles = math.ceil(n / block_n) * math.ceil(m / block_m)
             if split > 1 and tiles * split * block_n * block_m > NUM_PARTIALS:

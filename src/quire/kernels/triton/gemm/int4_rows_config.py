@@ -45,8 +45,8 @@ MOST_STAGES = 6
 def expected_us(m: int, n: int, k: int, num_sms: int, config: Int4RowsConfig) -> float:
     """Microseconds that a config should take: rounds of tiles, and the reduction of split K."""
     rounds = math.ceil(config.num_programs(m, n) / num_sms)
-    step_us = STEP_US[config.block_m, config.block_n]
-    return START_US + rounds * (config.steps(k, 256) * step_us + STORE_US) + config.reduce_us
+    steps_us = config.steps(k, 256) * STEP_US[config.block_m, config.block_n]
+    return START_US + rounds * (steps_us + STORE_US + config.reduce_us)
 
 
 def int4_rows_configs(m: int, n: int, k: int) -> Iterator[Int4RowsConfig]:

@@ -46,20 +46,25 @@ def multiply_byte_rows(
     tiles = triton.cdiv(n, block_n) * triton.cdiv(m, block_m)
     sums = tiles * config.split * block_n * block_m
     assert config.split <= triton.cdiv(weight.inputs, 256)  # the kernel takes a step for granted
-    assert config.split == 1 or (tiles <= NUM_COUNTERS and sums <= NUM_PARTIALS)
-    space = workspace(x.device)
+    assert config.split == 1 or (2 * tiles <= NUM_COUNTERS and sums <= NUM_PARTIALS)
+    space, x, rest = workspace(x.device), whole_boxes(x, block_m), config.rest
     out = torch.empty(m, n, dtype=torch.bfloat16, device=x.device)
     hopper_byte_rows_kernel[(tiles * config.split,)](
-        _column_boxes(whole_boxes(x, block_m), block_m, config.columns),
+        _column_boxes(x, block_m - rest, config.columns),
+        _column_boxes(x, rest, config.columns) if rest else None,
         word_boxes(weight.words, 1, block_n),
         group_boxes(weight.scale, 128 // weight.group, block_n),
         group_boxes(weight.zeros, 128 // weight.group, block_n),
-        TensorDescriptor.from_tensor(out, [block_m, block_n], tile_layout(2)),
+        _out_boxes(out, block_m - rest, block_n), _out_boxes(out, rest, block_n) if rest else None,
         weight.row_scale, bias, space.partials, space.counters, m, n, weight.inputs,
         STAGES=config.stages, SPLIT=config.split, CODES=weight.codes, num_warps=config.warps,
         launch_pdl=True,
     )  # fmt: skip
     return out
+
+
+def _out_boxes(out: Tensor, rows: int, outputs: int) -> TensorDescriptor:
+    return TensorDescriptor.from_tensor(out, [rows, outputs], tile_layout(2))
 
 
 def _column_boxes(x: Tensor, block_m: int, columns: int) -> TensorDescriptor:
@@ -71,23 +76,30 @@ def _column_boxes(x: Tensor, block_m: int, columns: int) -> TensorDescriptor:
 
 @gluon.jit(do_not_specialize=["M"])
 def hopper_byte_rows_kernel(
-    x_desc, w_desc, scale_desc, zero_desc, out_desc, row_scale_ptr, bias_ptr, partial_ptr,
-    counter_ptr, M, N, K, STAGES: gl.constexpr, SPLIT: gl.constexpr, CODES: gl.constexpr,
+    x_desc, rest_desc, w_desc, scale_desc, zero_desc, out_desc, rest_out_desc, row_scale_ptr,
+    bias_ptr, partial_ptr, counter_ptr, M, N, K, STAGES: gl.constexpr, SPLIT: gl.constexpr,
+    CODES: gl.constexpr,
 ):  # fmt: skip
     """x [M, K], words [N, K / 4] → out [M, N]. SPLIT programs share a tile's steps of 256 columns.
 
-    Programs of the same W lie side by side. W, its scales and the bias must not be written by the
+    Programs of the same W lie side by side. A tile may have more rows than an MMA, or than a power
+    of two: the rest come by rest_desc. W, its scales and the bias must not be written by the
     previous kernel.
     """
     BLOCK_N: gl.constexpr = w_desc.block_type.shape[1]
-    ROWS: gl.constexpr = out_desc.block_type.shape[0]
+    MAIN: gl.constexpr = out_desc.block_type.shape[0]
+    REST: gl.constexpr = 0 if rest_desc is None else rest_out_desc.block_type.shape[0]
+    ROWS: gl.constexpr = MAIN + REST
     m_tiles = gl.cdiv(M, ROWS)
     program, first = gl.program_id(0) // m_tiles, gl.program_id(0) % m_tiles * ROWS
     tile, part = program // SPLIT, program % SPLIT
     steps = gl.cdiv(K, 256)
     begin, end = part * steps // SPLIT, (part + 1) * steps // SPLIT
     row = tile * BLOCK_N
-    x_ring, words = ring_of(x_desc, STAGES), ring_of(w_desc, STAGES)
+    x_ring, words, rest_ring = ring_of(x_desc, STAGES), ring_of(w_desc, STAGES), None
+    if rest_desc is not None:
+        rest_ring = ring_of(rest_desc, STAGES)
+    x_descs, x_rings = (x_desc, rest_desc), (x_ring, rest_ring)
     scales, zeros = None, None
     if scale_desc is not None:
         scales = ring_of(scale_desc, STAGES)
@@ -106,19 +118,45 @@ def hopper_byte_rows_kernel(
     gdc_launch_dependents()
     gdc_wait()  # results of the previous kernel are read from here on
     for stage in gl.static_range(STAGES - 1):
-        _ask_columns(x_desc, x_ring, full, first, begin, end, stage)
-    acc = _multiply(x_desc, descs, x_ring, w_ring, full, x_bytes, row, first, begin, end, CODES)
+        _ask_columns(x_descs, x_rings, full, first, begin, end, stage)
+    acc, rest = _multiply(
+        x_descs, descs, x_rings, w_ring, full, x_bytes, row, first, begin, end, CODES
+    )
     invalidate(full)
     if SEPARATE:
         invalidate(words_full)
+    position, tiles = tile * m_tiles + first // ROWS, gl.num_programs(0) // SPLIT
+    scales_and_bias = row_scale_ptr, bias_ptr, M, N
+    _finish(
+        acc, out_desc, first, row, scales_and_bias, position, part, partial_ptr, counter_ptr, SPLIT
+    )
+    if rest_desc is not None:
+        _finish(
+            rest, rest_out_desc, first + MAIN, row, scales_and_bias, position, part,
+            partial_ptr + tiles * (SPLIT * BLOCK_N * MAIN), counter_ptr + tiles, SPLIT,
+        )  # fmt: skip
+
+
+@gluon.jit
+def _finish(
+    acc, out_desc, first, row, scales_and_bias, position, part, partial_ptr, counter_ptr,
+    SPLIT: gl.constexpr,
+):  # fmt: skip
+    """Store sums [outputs from `row` on, tokens from `first` on] of all parts, by the last one."""
+    row_scale_ptr, bias_ptr, M, N = scales_and_bias
     complete = True
     if SPLIT > 1:
-        position = tile * m_tiles + first // ROWS
         complete, acc = reduce_parts(acc, position, part, partial_ptr, counter_ptr, SPLIT)
     if complete:
-        rows = row + gl.arange(0, BLOCK_N, gl.SliceLayout(1, acc.type.layout))
-        acc = acc * gl.load(row_scale_ptr + rows, mask=rows < N, other=0.0)[:, None]
-        store_rows(acc, out_desc, first, row, None, None, bias_ptr, M, N)
+        _store(acc, out_desc, first, row, row_scale_ptr, bias_ptr, M, N)
+
+
+@gluon.jit
+def _store(acc, out_desc, first, row, row_scale_ptr, bias_ptr, M, N):
+    """Store sums [outputs from `row` on, tokens from `first` on] times scales, plus bias."""
+    rows = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
+    acc = acc * gl.load(row_scale_ptr + rows, mask=rows < N, other=0.0)[:, None]
+    store_rows(acc, out_desc, first, row, None, None, bias_ptr, M, N)
 
 
 @gluon.jit
@@ -145,23 +183,34 @@ def _ask_words(descs, w_ring, x_bytes: gl.constexpr, row, begin, end, step):
 
 
 @gluon.jit
-def _ask_columns(x_desc, x_ring, full, first, begin, end, block):
+def _ask_columns(x_descs, x_rings, full, first, begin, end, block):
     """Start to load a block of x's columns, if there is such a block in steps of 256."""
+    x_desc, rest_desc = x_descs
+    x_ring, rest_ring = x_rings
     BLOCKS: gl.constexpr = x_desc.block_type.shape[0]  # of 64 columns
+    MAIN: gl.constexpr = x_desc.block_type.shape[1]
+    rest_bytes: gl.constexpr = 0 if rest_desc is None else rest_desc.block_type.nbytes
     slot = block % full.shape[0]
     there = begin * 4 + block * BLOCKS < end * 4
     if BLOCKS == 1:
-        mbarrier.expect(full.index(slot), x_desc.block_type.nbytes, pred=there)
-    corner = [begin * 4 + block * BLOCKS, first, 0]
-    fetch_box(x_desc, corner, full.index(slot), x_ring.index(slot), there)
+        mbarrier.expect(full.index(slot), x_desc.block_type.nbytes + rest_bytes, pred=there)
+    column = begin * 4 + block * BLOCKS
+    fetch_box(x_desc, [column, first, 0], full.index(slot), x_ring.index(slot), there)
+    if rest_desc is not None:
+        corner = [column, first + MAIN, 0]
+        fetch_box(rest_desc, corner, full.index(slot), rest_ring.index(slot), there)
 
 
 @gluon.jit
 def _multiply(
-    x_desc, descs, x_ring, w_ring, full, x_bytes: gl.constexpr, row, first, begin, end,
+    x_descs, descs, x_rings, w_ring, full, x_bytes: gl.constexpr, row, first, begin, end,
     CODES: gl.constexpr,
 ):  # fmt: skip
-    """A program's steps of 256 columns of its tile: W [BLOCK_N, k] · xᵀ [k, ROWS]."""
+    """A program's steps of 256 columns of its tile: W [BLOCK_N, k] · xᵀ [k, ROWS], and the rest's.
+
+    Only one MMA is in flight while codes become numbers, the larger one.
+    """
+    x_ring, rest_ring = x_rings
     words_ring, scales, zeros, words_full = w_ring
     BLOCKS: gl.constexpr = x_ring.shape[1]
     STAGES: gl.constexpr = full.shape[0]
@@ -174,6 +223,15 @@ def _multiply(
         x_ring, gl.bfloat16, [STAGES * BLOCKS, ROWS, 64], gl.NVMMASharedLayout(128, 16)
     )
     total = gl.zeros([HEIGHT, ROWS], gl.float32, layout)
+    rest = total
+    if rest_ring is not None:
+        REST: gl.constexpr = rest_ring.shape[2]
+        rest_layout: gl.constexpr = sums_layout(REST, gl.num_warps(), gl.bfloat16)
+        rest_operand: gl.constexpr = gl.DotOperandLayout(0, rest_layout, 2)
+        rest = gl.zeros([HEIGHT, REST], gl.float32, rest_layout)
+        rest_blocks = seen_as(
+            rest_ring, gl.bfloat16, [STAGES * BLOCKS, REST, 64], gl.NVMMASharedLayout(128, 16)
+        )
     steps = 2 * (end - begin)  # of 128 columns
     gl.assume(steps > 0)  # else ptxas may wait for each product
     for step in range(steps):
@@ -192,16 +250,22 @@ def _multiply(
             a = _numbers(words, zero[half], scale[half], CODES, half)
             if BLOCKS == 1:
                 mbarrier.wait(full.index(stage), at // STAGES & 1)
-            x = x_blocks.index(stage * BLOCKS + half % BLOCKS).permute((1, 0))
-            total = warpgroup_mma(a, x, total, is_async=True)
-            total = warpgroup_mma_wait(1, deps=[total])  # the previous block has ended
+            own = stage * BLOCKS + half % BLOCKS
+            if rest_ring is not None:
+                other = rest_blocks.index(own).permute((1, 0))
+                rest = warpgroup_mma(gl.convert_layout(a, rest_operand), other, rest, is_async=True)
+            total = warpgroup_mma(a, x_blocks.index(own).permute((1, 0)), total, is_async=True)
+            if rest_ring is None:  # wait until the previous block has ended
+                total = warpgroup_mma_wait(1, deps=[total])
+            else:
+                rest, total = warpgroup_mma_wait(1, deps=[rest, total])
             if half % BLOCKS == 0:
                 barrier()
                 # its slot is free, or nothing was there yet
-                _ask_columns(x_desc, x_ring, full, first, begin, end, at - 1 + STAGES)
+                _ask_columns(x_descs, x_rings, full, first, begin, end, at - 1 + STAGES)
             if half == 0:
                 _ask_words(descs, w_ring, x_bytes, row, 2 * begin, 2 * end, step - 1 + STAGES)
-    return warpgroup_mma_wait(0, deps=[total])
+    return warpgroup_mma_wait(0, deps=[total]), rest
 
 
 @gluon.jit

@@ -148,23 +148,62 @@ def store_rows(acc, out_desc, first, row, x_scale_ptr, w_scale_ptr, bias_ptr, M,
 @gluon.jit
 def reduce_parts(acc, tile, part, partial_ptr, counter_ptr, SPLIT: gl.constexpr):
     """Store this program's partial sums; the last program returns the sum of all in order of k."""
-    layout: gl.constexpr = acc.type.layout
-    BLOCK_N: gl.constexpr = acc.shape[0]
-    BLOCK_M: gl.constexpr = acc.shape[1]
+    own = _by_threads(acc)
+    layout: gl.constexpr = own.type.layout
+    BLOCK_N: gl.constexpr = own.shape[0]
+    BLOCK_M: gl.constexpr = own.shape[1]
     rows = gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
     tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
     size: gl.constexpr = BLOCK_N * BLOCK_M
     part_ptrs = partial_ptr + tile * (SPLIT * size) + rows[:, None] * BLOCK_M + tokens[None, :]
-    gl.store(part_ptrs + part * size, acc)
+    gl.store(part_ptrs + part * size, own)
     barrier()  # all threads' stores precede the one thread's release
     ticket = gl.atomic_add(counter_ptr + tile, 1, sem="acq_rel", scope="gpu")
     complete = ticket == SPLIT - 1
     if complete:
         gl.store(counter_ptr + tile, 0)
         if SPLIT == 2:  # both orders of two give the same sum
-            acc += gl.load(part_ptrs + (1 - part) * size, cache_modifier=".cg")
+            own += gl.load(part_ptrs + (1 - part) * size, cache_modifier=".cg")
         else:
-            acc = gl.load(part_ptrs, cache_modifier=".cg")
+            own = gl.load(part_ptrs, cache_modifier=".cg")
             for other in range(1, SPLIT):
-                acc += gl.load(part_ptrs + other * size, cache_modifier=".cg")
-    return complete, acc
+                own += gl.load(part_ptrs + other * size, cache_modifier=".cg")
+    return complete, _by_tokens(own, acc)
+
+
+@gluon.jit
+def _by_threads(acc):
+    """Sums [N, M] with the four that a thread has of 16 tokens side by side: 16 bytes in memory.
+
+    In an MMA's layout a thread has two of each eight.
+    """
+    N: gl.constexpr = acc.shape[0]
+    M: gl.constexpr = acc.shape[1]
+    if M < 16:
+        return acc
+    else:
+        sums = acc.reshape([N, M // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([N, M])
+        return gl.convert_layout(sums, _fours(N, M, gl.num_warps()))
+
+
+@gluon.jit
+def _by_tokens(own, acc):
+    """The inverse of `_by_threads`, in the layout of acc."""
+    N: gl.constexpr = acc.shape[0]
+    M: gl.constexpr = acc.shape[1]
+    if M < 16:
+        return own
+    else:
+        sums = own.reshape([N, M // 16, 4, 2, 2]).permute((0, 1, 3, 2, 4)).reshape([N, M])
+        return gl.convert_layout(sums, acc.type.layout)
+
+
+@gluon.constexpr_function
+def _fours(n, m, warps):
+    """The layout of `_by_threads`: no number moves to another thread."""
+    registers = [[0, 1], [0, 2]]
+    registers += [[0, 16 << i] for i in range((m // 16).bit_length() - 1)] + [[8, 0]]
+    registers += [[16 * warps << i, 0] for i in range((n // (16 * warps)).bit_length() - 1)]
+    lanes = [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]]
+    rows = [[16 << i, 0] for i in range(warps.bit_length() - 1)]
+    return gl.DistributedLinearLayout(registers, lanes, rows, [], [n, m])
