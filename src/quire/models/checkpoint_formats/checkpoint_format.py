@@ -102,7 +102,7 @@ class StoredLinear(ABC):
         return out
 
     def order(self, k: int) -> tuple[str, int] | None:  # noqa: ARG002
-        """The tensor that has the group of each input, if any, and how many groups there are."""
+        """The tensor that has the group of each input, if any, and the inputs of a group."""
         return None
 
     @property

@@ -7,7 +7,7 @@ there are no zero points.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from quire.kernels.operands import Int4Weight, Int8Weight, QuantizedWeight
 from quire.kernels.reference_arrays import few_rows
 from quire.kernels.reference_quantized import PIECE_ELEMENTS
 from quire.models.checkpoint_formats.checkpoint_format import in_float16
+from quire.models.checkpoint_formats.integer_linear import equal_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,18 @@ class IntegerRows:
     bits: int
     permutation: Tensor | None = None  # int32 [K]
     rounds: bool = False
+
+    def in_equal_groups(self, group: int) -> IntegerRows:
+        """The same numbers in groups of one size: a partial last group (as GPTQ's) has less.
+
+        group: inputs that share a scale; -1 for all.
+        """
+        k = self.codes.shape[1] * 8 // self.bits
+        size = equal_group(group, k)
+        if group in (-1, size):
+            return self
+        zeros = None if self.zeros is None else _repeated(self.zeros, group // size, k // size)
+        return replace(self, scale=_repeated(self.scale, group // size, k // size), zeros=zeros)
 
     def canonical(self) -> QuantizedWeight:
         """An operand of linear layers. Raises ValueError for scales out of range."""
@@ -70,6 +83,11 @@ class IntegerRows:
             else:
                 out[rows, self.permutation.long()] = found
         return out
+
+
+def _repeated(of_groups: Tensor, times: int, count: int) -> Tensor:
+    """[N, groups] with each column so many times, as far as the inputs go."""
+    return of_groups.repeat_interleave(times, 1)[:, :count]
 
 
 def unpacked(codes: Tensor, bits: int) -> Tensor:
