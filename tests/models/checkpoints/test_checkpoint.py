@@ -195,6 +195,14 @@ class TestShards:
         whole = PagedModel(*load_folder(checkpoint("qwen2")[0])).prefill(prompt)
         assert torch.equal(ours, whole)
 
+    def test_an_index_of_any_name_will_do(self, sharded: Path) -> None:
+        """AutoGPTQ's: gptq_model-4bit-128g.safetensors.index.json."""
+        index = sharded / "model.safetensors.index.json"
+        index.rename(sharded / "gptq_model-4bit-128g.safetensors.index.json")
+        assert len(Checkpoint.open(sharded).entries) > 0
+        (sharded / "model-1.safetensors").unlink()
+        assert "but gptq_model-4bit-128g.safetensors.index.json names it" in refused(sharded)
+
     def test_the_size_of_all_files_that_it_names(self, sharded: Path) -> None:
         sizes = [file.stat().st_size for file in sharded.glob("model-*.safetensors")]
         (sharded / "consolidated.safetensors").write_bytes(b"of no tensor")

@@ -74,12 +74,12 @@ class StoredLinear(ABC):
     def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
         """Its tensors, by their names within the module."""
 
-    @abstractmethod
     def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
         """Canonical rows from its tensors, for those that have a `spec`.
 
         Raises ValueError for content that the config file excludes.
         """
+        raise NotImplementedError
 
     def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
         """The weight [n, k] that its tensors stand for, in a data type of PyTorch's.
