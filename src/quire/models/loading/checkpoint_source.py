@@ -184,7 +184,8 @@ def _looks_finite(tensor: Tensor) -> Tensor:
 
     What is not seen here is found when it has made logits that are not finite.
     """
-    return torch.atleast_1d(tensor)[:: max(1, tensor.numel() // _LOOKED_AT)].isfinite().all()
+    rows = tensor if tensor.dim() else tensor[None]
+    return rows[:: max(1, tensor.numel() // _LOOKED_AT)].isfinite().all()
 
 
 def _check_finite(found: list[tuple[TensorEntry, Tensor]]) -> None:
