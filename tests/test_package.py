@@ -51,7 +51,7 @@ def test_all_names_are_there() -> None:
 
 @pytest.mark.parametrize("folder", ["quire", "bin/quire"])
 def test_a_program_may_have_the_commands_name(tmp_path: Path, folder: str) -> None:
-    """Its Ctrl-C stays an exception; in a thread, where no signal can be set, it may import, too."""
+    """Its Ctrl-C stays an exception, and it may import in a thread, where no signal can be set."""
     program = tmp_path / folder
     program.parent.mkdir(exist_ok=True)
     program.write_text(

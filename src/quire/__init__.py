@@ -10,7 +10,7 @@ if sys.orig_argv[1:3] == ["-m", "quire"] or "".join(sys.orig_argv[1:2]).endswith
 
     # Ctrl-C ends the command without a traceback, until exit_on_interrupt takes over
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
-        try:
+        try:  # noqa: SIM105 - contextlib takes longer
             _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
         except ValueError:  # in a thread: it is another program of that name
             pass
