@@ -33,8 +33,8 @@ def dry_run(
     """Plan each model as if it were alone; returns the exit status, 1 if one does not fit.
 
     args: may have gpu_memory_gib, of a GPU that need not be there. in_flags: `CommandParser`'s.
-    limit: model_memory_bytes, which are shared. Raises ConfigError or CheckpointError; where several
-    models are wrong, with the errors of all.
+    limit: model_memory_bytes, which are shared. Raises ConfigError or CheckpointError, with the
+    errors of all models that are wrong.
     """
     gpu_memory_gib: float | None = vars(args).get("gpu_memory_gib")
     plans, errors = list[MemoryPlan](), list[UserError]()

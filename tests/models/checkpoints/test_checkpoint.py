@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from quire.errors import CheckpointError
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.checkpoints.open_checkpoint import weight_bytes
-from quire.models.checkpoints.safetensors_header import read_header
+from quire.models.checkpoints.safetensors_header import TensorEntry, read_header
 
 
 @pytest.fixture
@@ -292,3 +292,11 @@ def test_random_damage_never_passes_as_something_else(folder: Path) -> None:
             entries = Checkpoint.open(folder).entries
             assert {name: entry.shape for name, entry in entries.items()} == shapes
     assert refusals > 250
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.gguf"])
+def test_a_gguf_files_errors_name_no_config(name: str) -> None:
+    """It holds the config, too."""
+    text = str(TensorEntry("a", Path(name), "F32", (1,), 0, 4).wrong("it is odd"))
+    assert "a at byte 0: it is odd; download the file again" in text
+    assert ("config.json" in text) == (name == "model.safetensors")
