@@ -142,7 +142,7 @@ def _with_parsed_arguments(calls: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _with_parsed(call: dict[str, Any], where: str) -> dict[str, Any]:
-    function, place = call.get("function"), f"{where}.function.arguments"
+    function, field = call.get("function"), f"{where}.function.arguments"
     if not isinstance(function, dict) or "arguments" not in function:
         return call
     arguments = function["arguments"] or "{}"
@@ -151,10 +151,10 @@ def _with_parsed(call: dict[str, Any], where: str) -> dict[str, Any]:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError) as error:
             problem = f"not JSON ({_reason(error)}); send the object"
-            raise invalid_value("messages", problem, where=place) from error
+            raise invalid_value("messages", problem, where=field) from error
     if not isinstance(arguments, dict):  # templates read them by name
         problem = "must be a JSON object; send the arguments by their names"
-        raise invalid_value("messages", problem, where=place)
+        raise invalid_value("messages", problem, where=field)
     return call | {"function": function | {"arguments": arguments}}
 
 

@@ -74,12 +74,12 @@ class StoredLinear(ABC):
     def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
         """Its tensors, by their names within the module."""
 
-    def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
+    def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:  # noqa: ARG002
         """Canonical rows from its tensors, for those that have a `spec`.
 
         Raises ValueError for content that the config file excludes.
         """
-        raise NotImplementedError
+        raise ValueError(f"no format keeps codes of {self.source}; use quantization='dequantized'")
 
     def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
         """The weight [n, k] that its tensors stand for, in a data type of PyTorch's.

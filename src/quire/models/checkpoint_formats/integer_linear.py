@@ -36,14 +36,21 @@ class IntegerLinear(StoredLinear):
 
     def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
         """See `StoredLinear`."""
-        return self.integer_rows(tensors).in_equal_groups(self.group).canonical()
+        return self._in_equal_groups(tensors).canonical()
 
     def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
         """See `StoredLinear`: also where no run-time format holds scales or groups."""
         from quire.kernels.torch_dtypes import torch_dtype
 
-        rows = self.integer_rows(tensors).in_equal_groups(self.group)
-        return rows.numbers(torch_dtype(dtype))
+        return self._in_equal_groups(tensors).numbers(torch_dtype(dtype))
+
+    def _in_equal_groups(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
+        rows = self.integer_rows(tensors)
+        return (
+            rows
+            if self.group == -1
+            else rows.in_groups(self.group, equal_group(self.group, rows.k))
+        )
 
 
 def group_problem(group: int) -> str | None:

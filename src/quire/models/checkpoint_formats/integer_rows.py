@@ -17,7 +17,6 @@ from quire.kernels.operands import Int4Weight, Int8Weight, QuantizedWeight
 from quire.kernels.reference_arrays import few_rows
 from quire.kernels.reference_quantized import PIECE_ELEMENTS
 from quire.models.checkpoint_formats.checkpoint_format import in_float16
-from quire.models.checkpoint_formats.integer_linear import equal_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +34,21 @@ class IntegerRows:
     permutation: Tensor | None = None  # int32 [K]
     rounds: bool = False
 
-    def in_equal_groups(self, group: int) -> IntegerRows:
-        """The same numbers in groups of one size: a partial last group (as GPTQ's) has less.
+    @property
+    def k(self) -> int:
+        """The number of inputs."""
+        return self.codes.shape[1] * 8 // self.bits
 
-        group: inputs that share a scale; -1 for all.
+    def in_groups(self, group: int, size: int) -> IntegerRows:
+        """Rows of equal numbers in groups of one size, also where the last one is partial.
+
+        group: inputs that share a scale; size: a number that divides it and all inputs.
         """
-        k = self.codes.shape[1] * 8 // self.bits
-        size = equal_group(group, k)
-        if group in (-1, size):
+        if group == size:
             return self
-        zeros = None if self.zeros is None else _repeated(self.zeros, group // size, k // size)
-        return replace(self, scale=_repeated(self.scale, group // size, k // size), zeros=zeros)
+        times, count = group // size, self.k // size
+        zeros = None if self.zeros is None else _repeated(self.zeros, times, count)
+        return replace(self, scale=_repeated(self.scale, times, count), zeros=zeros)
 
     def canonical(self) -> QuantizedWeight:
         """An operand of linear layers. Raises ValueError for scales out of range."""
@@ -69,7 +72,7 @@ class IntegerRows:
 
     def numbers(self, dtype: torch.dtype) -> Tensor:
         """The weight [N, K] that they stand for, with its inputs in their own order."""
-        n, k = len(self.codes), self.codes.shape[1] * 8 // self.bits
+        n, k = len(self.codes), self.k
         out = torch.empty(n, k, dtype=dtype, device=self.codes.device)
         for rows in few_rows(n, k, PIECE_ELEMENTS):
             codes = unpacked(self.codes[rows], self.bits).float()
