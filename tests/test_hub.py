@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ def test_a_snapshot_is_fetched_without_pickles(
     assert (asked["name"], asked["revision"]) == ("org/model", "v2")
     assert not any(pattern.endswith((".bin", ".pt", "*")) for pattern in asked["allow_patterns"]
                    if not pattern.startswith(("tokenizer", "chat_template")))  # fmt: skip
+    autogptq = "gptq_model-4bit-128g.safetensors.index.json"
+    assert any(fnmatch(autogptq, pattern) for pattern in asked["allow_patterns"])
 
 
 RESPONSE = httpx.Response(404, request=httpx.Request("GET", "https://hub.test"))

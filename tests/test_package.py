@@ -49,6 +49,22 @@ def test_all_names_are_there() -> None:
     assert (error.value.name, error.value.obj) == ("LMM", quire), "by which Python finds LLM"
 
 
+@pytest.mark.parametrize("folder", ["quire", "bin/quire"])
+def test_a_program_may_have_the_commands_name(tmp_path: Path, folder: str) -> None:
+    """Its Ctrl-C stays an exception, and it may import in a thread, where no signal can be set."""
+    program = tmp_path / folder
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(
+        "import signal, threading\n"
+        "work = threading.Thread(target=lambda: __import__('quire'))\n"
+        "work.start(); work.join()\n"
+        "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+        "import quire\n"
+    )
+    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
+    assert "Error" not in ended.stderr
+
+
 def test_help_is_there_for_all_of_it() -> None:
     assert pydoc.render_doc(quire)
     for name in set(quire.__all__) - {"__version__"}:

@@ -5,12 +5,15 @@ Importing this package is cheap: the front doors load on first use, and torch wi
 
 import sys
 
-if sys.orig_argv[1:3] == ["-m", "quire"] or "".join(sys.orig_argv[1:2]).endswith("/quire"):
+if sys.orig_argv[1:3] == ["-m", "quire"] or "".join(sys.orig_argv[1:2]).endswith("/bin/quire"):
     import _signal  # type: ignore[import-not-found]  # which is there; signal itself takes longer
 
     # Ctrl-C ends the command without a traceback, until exit_on_interrupt takes over
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
-        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+        try:  # noqa: SIM105 - contextlib takes longer
+            _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+        except ValueError:  # in a thread: it is another program of that name
+            pass
 
 from typing import TYPE_CHECKING, Any
 

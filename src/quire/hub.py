@@ -20,6 +20,7 @@ from quire.config import EngineConfig
 from quire.errors import CheckpointError
 from quire.model_folder import (
     BUNDLED_FOLDER,
+    POOLING_FILES,
     QUANTIZATION_FILES,
     check_kind,
     check_model_file,
@@ -44,7 +45,11 @@ _LIST_SECONDS = 10  # for the names of a repository's files, which only a messag
 # what a model needs to run; no pickles, no other frameworks' weights, no original checkpoints
 _NEEDED = ("config.json", "tokenizer.json")
 # AutoGPTQ called its files gptq_model-4bit-128g.safetensors and the like
-_WEIGHTS = ["model*.safetensors", "gptq_model*.safetensors", "model.safetensors.index.json"]
+_WEIGHTS = [
+    f"{name}{ending}"
+    for name in ("model*", "gptq_model*")
+    for ending in (".safetensors", ".safetensors.index.json")
+]
 _SMALL = [
     "config.json",
     "generation_config.json",
@@ -56,7 +61,7 @@ _SMALL = [
     "chat_template*",
     "additional_chat_templates/*.jinja",
     "modules.json",
-    "*_Pooling/config.json",
+    POOLING_FILES,
     "quire_quality.json",
     *QUANTIZATION_FILES,
 ]

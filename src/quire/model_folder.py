@@ -20,6 +20,7 @@ from quire.errors import CheckpointError
 BUNDLED_FOLDER = Path(__file__).parent / "bundled"  # models that come with this version
 GGUF_LINK = "model.gguf"  # in a folder that was made of a GGUF file: a link to it
 NO_TOKENIZER = "no_tokenizer.txt"  # there, in place of a tokenizer that is not read: why
+POOLING_FILES = "*_Pooling/config.json"  # sentence-transformers', in a folder of its own
 # beside config.json where that has no quantization_config: the file, and the method it is of
 QUANTIZATION_FILES = {
     "hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq",

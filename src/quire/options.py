@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -20,6 +21,9 @@ from quire.plain_values import plain_number
 MOST = 2**31 - 1  # of whatever is counted: kernels count in 32 bits
 MOST_BYTES = 2**63 - 1
 COUNT = (1, MOST)
+UNITS = " such as 4096, 4K or 4k"  # in errors about texts of integers
+_MOST_PLAIN = 65535  # numbers up to which no unit is of use, as ports
+_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 Range = tuple[float, float]
@@ -73,6 +77,30 @@ def check_range(name: str, within: Range | None, value: Any) -> None:
         require(least <= value <= most, message)  # also refuses NaN
 
 
+def read_integer(text: str, example: str = UNITS) -> int:
+    """`32K` is 32 * 1024, `32k` is 32,000; likewise M, m, G, g. example: what an error shows.
+
+    Raises ValueError with what the text must be.
+    """
+    match = re.fullmatch(r"(-?\d+(?:\.\d{1,9})?)([kKmMgG]?)", text.replace("_", ""), re.ASCII)
+    if match is None:
+        raise ValueError(f"must be an integer{example}, not {text[:64]!r}")
+    number, unit = match.groups()
+    is_exact = "." not in number and len(number) <= 20  # Python reads no integer of any length
+    value = (int(number) if is_exact else float(number)) * _FACTORS[unit]
+    if not -(2**63) <= value < 2**63:  # messages between processes have no more
+        raise ValueError(f"must fit in 64 bits, not {text[:64]!r}")
+    if value != int(value):
+        raise ValueError(f"must be an integer, not {text[:64]!r}")
+    return int(value)
+
+
+def same_choice(value: Any, choices: Iterable[str]) -> Any:
+    """The choice that a text names in upper or lower case; any other value as it is."""
+    lower = value.lower() if isinstance(value, str) else None
+    return next((choice for choice in choices if choice.lower() == lower), value)
+
+
 def json_object(name: str, text: str, example: str) -> dict[str, Any]:
     """The object that the setting `name` has as JSON text. Raises ConfigError."""
     try:
@@ -93,15 +121,28 @@ class Option(msgspec.Struct, frozen=True):
     within: Range | None = None
     is_list: bool = False  # text with commas between, or a list; may be given several times
 
+    @property
+    def units(self) -> str:
+        """`UNITS`, for an integer that may be large."""
+        return UNITS if self.within is None or self.within[1] > _MOST_PLAIN else ""
+
     def checked(self, value: Any) -> Any:
-        """The value, a path as text. Raises ConfigError for a wrong type or an unknown choice."""
+        """The value, a path as text. Raises ConfigError for a wrong type or an unknown choice.
+
+        An integer may be a text as on the command line, with a unit; a choice has any case.
+        """
         if value is None and self.default is None:
             return None
         if self.kind is str and isinstance(value, os.PathLike):
             value = os.fspath(value)
         if self.is_list and isinstance(value, list | tuple):
             value = ",".join(map(str, value))
-        value = plain_number(value)
+        value = same_choice(plain_number(value), self.choices or ())
+        if self.kind is int and isinstance(value, str):
+            try:
+                return read_integer(value, self.units)
+            except ValueError as error:
+                raise ConfigError(f"{self.name} {error}") from None
         if self.choices is not None and value not in self.choices:
             known = ", ".join(self.choices)
             raise ConfigError(f"{self.name} must be one of {known}, not {value!r}")

@@ -367,10 +367,10 @@ assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 @pytest.mark.parametrize(
     ("program", "module", "status"),
     [
-        ("quire", "quire.compat.missing_names", -signal.SIGINT),
-        ("quire", "quire.errors", -signal.SIGINT),
-        ("quire", "quire.cli.cache", 130),
-        ("quire", "none", 0),
+        ("bin/quire", "quire.compat.missing_names", -signal.SIGINT),
+        ("bin/quire", "quire.errors", -signal.SIGINT),
+        ("bin/quire", "quire.cli.cache", 130),
+        ("bin/quire", "none", 0),
         ("program.py", "quire.errors", None),
     ],
 )
@@ -378,6 +378,7 @@ def test_ctrl_c_while_the_command_is_imported(
     program: str, module: str, status: int | None, tmp_path: Path
 ) -> None:
     """status: None for an interrupt that a program which imports quire gets."""
+    (tmp_path / program).parent.mkdir(exist_ok=True)
     (tmp_path / program).write_text(INTERRUPTED_IMPORT)
     words = [sys.executable, str(tmp_path / program), module]
     done = subprocess.run(words, capture_output=True, text=True)

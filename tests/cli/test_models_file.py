@@ -212,7 +212,7 @@ def test_a_file(tmp_path: Path) -> None:
         (
             "models:\n  - model: a\n    num_blocks: many\n",
             3,
-            "num_blocks: must be an integer such as",
+            "num_blocks must be an integer such as",
         ),
         ("models:\n  - model: a\n    num_blocks: 0\n", 3, "num_blocks must be between 1 and"),
         ("models:\n  - model: a\n    num_blocks: [1]\n", 3, "num_blocks must be one value"),
@@ -351,3 +351,8 @@ def test_a_dry_run_says_which_line_a_model_is_wrong_in(
     assert main(["serve", "--dry-run", "--config", str(path)]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: {path}, line 5: models[1]: quantization is 'gptq', but the ")
+    path.write_text(path.read_text() + "  - model: ./nowhere\n    name: c\n    load: on_demand\n")
+    assert main(["serve", "--dry-run", "--config", str(path)]) == 2
+    both = capsys.readouterr().err.splitlines()
+    assert both[0] == said.splitlines()[0]
+    assert both[1].startswith(f"error: {path}, line 6: models[2]: there is no folder './nowhere'")

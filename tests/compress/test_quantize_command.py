@@ -57,7 +57,7 @@ def test_rounding_to_the_nearest_runs_no_text_and_a_finished_run_says_so(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--method fp8 --group-size 64", "group_size does nothing with method fp8; leave it out"),
+        ("--method FP8 --group-size 64", "group_size does nothing with method fp8; leave it out"),
         ("--method autoround --damping 0.1", "damping does nothing .* take awq, gptq, awq[+]gptq"),
         ("--method gptq --steps 9", "steps does nothing .* take autoround, awq[+]autoround"),
         ("--method awq --seed 1", "seed does nothing .* take autoround, awq[+]autoround"),

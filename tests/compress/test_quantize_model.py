@@ -211,7 +211,8 @@ def test_the_pooling_of_an_embedding_model_is_that_of_its_base(base: Path, tmp_p
     model = shutil.copytree(base, tmp_path / "base")
     (model / DEFAULT_FOLDER).mkdir()
     (model / DEFAULT_FOLDER / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
-    shutil.copytree(base, model / "checkpoint-500")
+    for other in ("checkpoint-500", "1_int4"):
+        shutil.copytree(base, model / other)
     quantize(model, tmp_path / "out", Recipe(method="rtn", group_size=32))
     assert [path.name for path in (tmp_path / "out").iterdir() if path.is_dir()] == [DEFAULT_FOLDER]
     assert read_pooling(tmp_path / "out", "auto", SIZES["hidden_size"]).pooling == "mean"

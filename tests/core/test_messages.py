@@ -128,6 +128,7 @@ def test_joining_loses_no_field() -> None:
         "grammar_terminated": True,
         "error": "it broke",
         "error_kind": ErrorKind.REQUEST,
+        "error_param": "stop",
         "timing": RequestTiming(queued=1.0),
         "embedding": b"abcd",
         "prompt_progress": [16],

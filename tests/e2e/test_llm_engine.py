@@ -129,8 +129,9 @@ def test_no_item_follows_an_abort_or_an_error(engine: LLMEngine) -> None:
         for request_id in ("goes on", "fails", "fails too"):
             fails = request_id.startswith("fails")
             engine.add_request(request_id, PROMPTS[0], NO_TOKEN if fails else PARAMS)
-        with pytest.raises(InvalidRequestError, match="left no token to draw"):
+        with pytest.raises(InvalidRequestError, match="left no token to draw") as caught:
             run(engine)
+        assert caught.value.param == "allowed_token_ids"
         assert engine.has_unfinished_requests()
         if end == "abort":
             engine.abort_request(["goes on", "fails too", "unknown"])

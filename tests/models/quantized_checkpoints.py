@@ -47,9 +47,13 @@ def stored_in(file: Path, name: str) -> Stored:
 
 
 def grouped(weight: Tensor, bits: int, group: int, symmetric: bool) -> tuple[Tensor, ...]:
-    """Codes [N, K], scales and zeros [N, groups] of a rounded weight, and its values."""
-    half, most = 2 ** (bits - 1), 2**bits - 1
-    groups = weight.unflatten(1, (-1, weight.shape[1] if group == -1 else group))
+    """Codes [N, K], scales and zeros [N, groups] of a rounded weight, and its values.
+
+    The last group may be partial, as GPTQ writes it.
+    """
+    half, most, k = 2 ** (bits - 1), 2**bits - 1, weight.shape[1]
+    size = k if group == -1 else group
+    groups = torch.nn.functional.pad(weight, (0, -k % size)).unflatten(1, (-1, size))
     low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
     if symmetric:
         scale = (groups.abs().amax(2) / (half - 1)).half().float()
@@ -58,8 +62,8 @@ def grouped(weight: Tensor, bits: int, group: int, symmetric: bool) -> tuple[Ten
         scale = ((high - low) / most).half().float()
         zeros = (-low / scale).round().clamp(0, most)
     codes = ((groups / scale[:, :, None]).round() + zeros[:, :, None]).clamp(0, most)
-    numbers = ((codes - zeros[:, :, None]) * scale[:, :, None]).flatten(1)
-    return codes.flatten(1).int(), scale, zeros.int(), numbers
+    numbers = ((codes - zeros[:, :, None]) * scale[:, :, None]).flatten(1)[:, :k].contiguous()
+    return codes.flatten(1)[:, :k].int(), scale, zeros.int(), numbers
 
 
 def words(codes: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
@@ -235,6 +239,13 @@ METHODS = {
         gptq(8, 32, False, True),
     ),
     "gptq_g16": Method(GPTQ | {"group_size": 16}, gptq(4, 16, True, False)),
+    "gptq_partial": Method(GPTQ | {"group_size": 96}, gptq(4, 96, True, False), "INT4"),
+    "gptq_partial_order": Method(
+        GPTQ | {"group_size": 96, "desc_act": True, "sym": False},
+        gptq(4, 96, False, True),
+        "INT4_ZEROS",
+    ),
+    "gptq_8_partial": Method(GPTQ | {"bits": 8, "group_size": 96}, gptq(8, 96, True, False)),
     "gptq_rules": Method(
         GPTQ | {"group_size": 32, "dynamic": {r"-:.*layers\.1\.mlp\.down_proj": {}}},
         gptq(4, 32, True, False),
@@ -246,6 +257,12 @@ METHODS = {
         group_config("pack-quantized", **INT4 | {"group_size": 64, "symmetric": False}),
         packed(4, 64, False),
         "INT4_ZEROS",
+        (DOWN,),
+    ),
+    "packed_partial": Method(
+        group_config("pack-quantized", **INT4 | {"group_size": 48}),
+        packed(4, 48, True),
+        None,
         (DOWN,),
     ),
     "packed_channel": Method(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from simulation import Simulation, answer_alone, shape
 
@@ -10,8 +12,10 @@ from quire.core.messages import AddRequest
 from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import ModelRunnerOutput, SampleResult
+from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import InvalidRequestError
 from quire.kvcache.kv_cache_manager import KVCacheManager
+from quire.scheduler.request_outputs import no_token_left
 from quire.scheduler.scheduler import Scheduler
 
 
@@ -150,13 +154,32 @@ def test_sampling_params_that_leave_no_token_cost_nobody_a_cached_block() -> Non
     sim.schedule(exhausted={"r1"})
     [delta] = sim.finish_step()
     assert (delta.finish_reason, delta.token_ids) == ("error", [])
-    for name in ("logit_bias", "min_tokens", "stop_token_ids", "bad_words", "ban fewer tokens"):
-        assert name in (delta.error or "")
+    assert (delta.error or "").startswith("the sampling params: left no token to draw")
     again = sim.add([*prompt, 2, 3, 4, 1])
     sim.drain()
     assert again.num_cached_tokens == 12, "what it computed itself is sound, too"
     assert sim.answer(again) == sim.alone["r2"]
     sim.check_idle()
+
+
+@pytest.mark.parametrize(
+    ("params", "names", "param"),
+    [
+        ({}, "the sampling params", None),
+        ({"bad_words": ["a"]}, "bad_words", "bad_words"),
+        ({"min_tokens": 2, "logit_bias": {7: -9.0}}, "logit_bias, min_tokens", "logit_bias"),
+        (
+            {"structured_outputs": StructuredOutputs(regex="a", field="text.format")},
+            "text.format",
+            "text.format",
+        ),
+    ],
+)
+def test_the_params_that_left_no_token_are_named(
+    params: dict[str, Any], names: str, param: str | None
+) -> None:
+    text, found = no_token_left(SamplingParams(**params))
+    assert (text.partition(":")[0], found) == (names, param)
 
 
 def test_damage_in_a_late_step_takes_the_early_blocks_out_of_the_cache_too() -> None:

@@ -21,6 +21,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES},
     "/v1/responses": {"input": "hi"},
     "/v1/embeddings": {"input": "hi"},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 5},
+    "/tokenize": {"prompt": "hi"},
     "/completion": {"prompt": "hi"},
     "/api/chat": {"messages": MESSAGES, "stream": False},
     "/api/generate": {"prompt": "hi", "stream": False},
@@ -189,6 +191,28 @@ def test_a_field_of_another_route_says_where_it_belongs(
     app: Starlette, path: str, name: str, advice: str
 ) -> None:
     assert problem(post(app, path, {name: "low"})) == f"{name}: unknown field; {advice}"
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "advice"),
+    [
+        ("/v1/responses", "structured_outputs", "send text.format"),
+        ("/v1/messages", "structured_outputs", "send output_config.format"),
+        ("/api/chat", "structured_outputs", "send format"),
+        ("/v1/embeddings", "structured_outputs", "leave it out"),
+        ("/tokenize", "structured_outputs", "leave it out"),
+        ("/v1/responses", "max_length", "send max_output_tokens"),
+        ("/v1/responses", "mirostat", "use top_p, top_k or min_p"),
+        ("/v1/embeddings", "mirostat", "leave it out"),
+        ("/v1/embeddings", "n_probs", "leave it out"),
+        ("/v1/embeddings", "conversation", "send the whole conversation"),
+    ],
+)
+def test_advice_names_fields_that_the_route_has(
+    app: Starlette, path: str, name: str, advice: str
+) -> None:
+    value = {"json": {"type": "object"}} if name == "structured_outputs" else 2
+    assert problem(post(app, path, {name: value})).endswith(f"; {advice}")
 
 
 def test_a_field_instead_of_a_missing_one(app: Starlette) -> None:

@@ -228,21 +228,23 @@ def test_a_request_waits_for_its_model(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "fields", "headers"),
+    ("path", "settings", "fields", "headers"),
     [
-        ({"model_load_timeout": 0.03}, {}, {}),
-        ({"request_timeout": 0.03}, {}, {}),
-        ({}, {"timeout": 0.03}, {}),
-        ({}, {}, {"x-request-timeout": "0.03"}),
+        ("/v1/completions", {"model_load_timeout": 0.03}, {}, {}),
+        ("/v1/completions", {"request_timeout": 0.03}, {}, {}),
+        ("/v1/completions", {}, {"timeout": 0.03}, {}),
+        ("/v1/completions", {}, {}, {"x-request-timeout": "0.03"}),
+        ("/tokenize", {"model_load_timeout": 0.03}, {}, {}),
+        ("/tokenize", {"request_timeout": 0.03}, {}, {}),
+        ("/detokenize", {}, {}, {"x-request-timeout": "0.03"}),
     ],
 )
 def test_a_model_that_does_not_come_in_time(
-    settings: dict[str, float], fields: dict[str, float], headers: dict[str, str]
+    path: str, settings: dict[str, float], fields: dict[str, float], headers: dict[str, str]
 ) -> None:
     house = on_demand(**settings)
     house.parent = lambda _: None
-    body = BODIES["/v1/completions"] | {"model": "b"} | fields
-    reply = call(house.app, "/v1/completions", body, headers=JSON | headers)
+    reply = call(house.app, path, BODIES[path] | {"model": "b"} | fields, headers=JSON | headers)
     assert (reply.status, reply.error["code"]) == (503, "model_not_loaded")
     assert int(reply.headers["retry-after"]) >= 1
     entry = house.models.entry("b")

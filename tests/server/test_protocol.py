@@ -231,6 +231,11 @@ def test_bounds(route: str, field: str, value: Any, good: bool, complete: Post, 
         ),
         ("completions", {"messages": []}, "prompt: it is missing; messages is a field of /v1/chat"),
         ("chat/completions", {}, "messages: it is missing; send it"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text: it is missing; send it",
+        ),
         ("completions", {"model": "messages"}, "prompt: it is missing; "),
     ],
 )

@@ -98,6 +98,16 @@ def test_joins_text_parts() -> None:
     assert prepare({"role": "user", "content": parts})["content"] == "one\ntwo"
 
 
+@pytest.mark.parametrize("arguments", ["[]", '"{}"', "1", "null", "true", [1], 1])
+def test_arguments_are_an_object(arguments: object) -> None:
+    """Also in Python, where they need no text: templates read them by their names."""
+    call = {"function": {"name": "f", "arguments": arguments}}
+    with pytest.raises(
+        InvalidRequestError, match=r"\[0\]\.function\.arguments: must be a JSON obj"
+    ):
+        prepare_messages([{"role": "assistant", "tool_calls": [call]}], str)
+
+
 def test_parses_arguments_of_tool_calls() -> None:
     call = {"id": "1", "function": {"name": "f", "arguments": '{"x": [1, null]}'}}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}

@@ -33,10 +33,19 @@ def dry_run(
     """Plan each model as if it were alone; returns the exit status, 1 if one does not fit.
 
     args: may have gpu_memory_gib, of a GPU that need not be there. in_flags: `CommandParser`'s.
-    limit: model_memory_bytes, which are shared. Raises ConfigError or CheckpointError.
+    limit: model_memory_bytes, which are shared. Raises ConfigError or CheckpointError, with the
+    errors of all models that are wrong.
     """
     gpu_memory_gib: float | None = vars(args).get("gpu_memory_gib")
-    plans = [_plan(model, gpu_memory_gib, limit) for model in models]
+    plans, errors = list[MemoryPlan](), list[UserError]()
+    for model in models:
+        try:
+            plans.append(_plan(model, gpu_memory_gib, limit))
+        except UserError as error:
+            errors.append(error)
+    if errors:
+        errors[0].args = ("\nerror: ".join(map(str, errors)),)
+        raise errors[0]
     if limit is not None:
         sizes = [
             Footprint(weights=sum(plan.weights.values()), kv_cache=plan.kv_cache) for plan in plans

@@ -14,10 +14,7 @@ from quire.compat.foreign_name import DEFAULT
 from quire.compat.own_values import OWN_VALUES, own_value
 from quire.config import EngineConfig, iter_options
 from quire.errors import ConfigError
-from quire.options import Option, nearest_name
-
-_MOST_PLAIN = 65535  # numbers up to which no unit is of use, as ports
-_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+from quire.options import UNITS, Option, nearest_name, read_integer, same_choice
 
 # as messages name settings: with an underscore, or at their beginning, or with a value
 _SETTING = re.compile(
@@ -119,6 +116,10 @@ class CommandParser(argparse.ArgumentParser):
             return value
         return super()._get_values(action, words)
 
+    def _get_value(self, action: argparse.Action, word: str) -> Any:
+        """The value of a word, which need not have a choice's case."""
+        return same_choice(super()._get_value(action, word), tuple(action.choices or ()))
+
     def print_help(self, file: Any = None) -> None:
         """Print the help; argparse would hide that the disk is full."""
         print(self.format_help(), end="", file=file)
@@ -140,19 +141,12 @@ _PLAIN = {
 }
 
 
-def human_int(text: str, example: str = " such as 4096, 4K or 4k") -> int:
-    """`32K` is 32 * 1024, `32k` is 32,000; likewise M, m, G, g. example: what an error shows."""
-    match = re.fullmatch(r"(-?\d+(?:\.\d{1,9})?)([kKmMgG]?)", text.replace("_", ""), re.ASCII)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"must be an integer{example}, not {text[:64]!r}")
-    number, unit = match.groups()
-    is_exact = "." not in number and len(number) <= 20  # Python reads no integer of any length
-    value = (int(number) if is_exact else float(number)) * _FACTORS[unit]
-    if not -(2**63) <= value < 2**63:  # messages between processes have no more
-        raise argparse.ArgumentTypeError(f"must fit in 64 bits, not {text[:64]!r}")
-    if value != int(value):
-        raise argparse.ArgumentTypeError(f"must be an integer, not {text[:64]!r}")
-    return int(value)
+def human_int(text: str, example: str = UNITS) -> int:
+    """`read_integer` with argparse's error."""
+    try:
+        return read_integer(text, example)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 class _Joined(argparse.Action):
@@ -198,17 +192,14 @@ def _read(option: Option, text: str) -> Any:
     """The value of an option's text, which may be in another engine's spelling."""
     value = own_value(option.name, None if text == "None" else text)
     if isinstance(value, str) and option.kind is not str:
-        number = _integer(option, value) if option.kind is int else _number(value)
+        is_integer = option.kind is int
+        number = human_int(value, option.units) if is_integer else _number(value)
         value = own_value(option.name, number)
+    value = same_choice(value, option.choices or ())
     if option.choices and value is not DEFAULT and value not in option.choices:
         known = ", ".join([*option.choices, *_aliases(option)])
         raise argparse.ArgumentTypeError(f"must be one of {known}, not {text[:64]!r}")
     return option.default if value is DEFAULT and option.choices else value
-
-
-def _integer(option: Option, text: str) -> int:
-    is_small = option.within is not None and option.within[1] <= _MOST_PLAIN
-    return human_int(text, "") if is_small else human_int(text)
 
 
 def _aliases(option: Option) -> list[str]:

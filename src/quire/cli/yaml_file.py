@@ -6,12 +6,10 @@ bytes may be written as on the command line.
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quire.cli.options import human_int
 from quire.compat.own_options import own_options
 from quire.errors import ConfigError, FileError
 from quire.input_file import read_file
@@ -102,7 +100,7 @@ class YamlFile:
             except UnusualYamlError as error:
                 text = f"{where or 'it'}.{name[:64]}" if where and name else name[:64] or where
                 raise self.wrong(key.start_mark, f"{text or 'it'} {error}; {_PLAIN}") from None
-            except (ConfigError, argparse.ArgumentTypeError) as error:
+            except ConfigError as error:
                 text = f"{where}: {error}" if where else str(error)
                 raise self.wrong(key.start_mark, text) from None
             for own_name, value in own.items():
@@ -202,11 +200,6 @@ def _value(option: Option | None, node: yaml.Node) -> Any:
 def _checked(option: Option, value: Any) -> Any:
     if isinstance(value, list | dict) and not option.is_list:
         raise ConfigError(f"{option.name} must be one value")
-    if option.kind is int and isinstance(value, str):
-        try:
-            value = human_int(value)
-        except argparse.ArgumentTypeError as error:
-            raise ConfigError(f"{option.name}: {error}") from None
     value = option.checked(value)
     check_range(option.name, option.within, value)
     return value

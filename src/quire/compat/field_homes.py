@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 
 # fields that mean the same, each on routes of its own; with a dot: inside of another field
@@ -10,7 +11,7 @@ _ALIKE = (
     ("tokens", "token_ids"),
     ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n_predict",
      "num_predict", "options.num_predict"),
-    ("response_format", "text.format", "output_config.format", "format"),
+    ("response_format", "text.format", "output_config.format", "format", "structured_outputs"),
     ("reasoning_effort", "reasoning.effort", "output_config.effort", "think", "reasoning"),
     ("thinking_token_budget", "reasoning.max_tokens", "thinking_budget", "reasoning_budget"),
     ("chat_template_kwargs.enable_thinking", "enable_thinking"),
@@ -39,6 +40,9 @@ _OPTIONS = """
 OLLAMA_OPTIONS = frozenset(_OPTIONS.split())
 _OF_OLLAMA = "keep_alive"  # a field that all bodies of its API have
 
+_NAMED = re.compile(r"(?:send|use) (?!(?:a|its|the) )([a-z_.]+)")  # an advice that names a field
+_WORD = re.compile(r"[a-z_.]+")
+
 
 def own_field(name: str, known: Collection[str]) -> str | None:
     """The field of a route that means the same as an unknown one; None if there is none.
@@ -52,6 +56,19 @@ def own_field(name: str, known: Collection[str]) -> str | None:
     if "options" in known:
         return next((f"options.{n}" for n in (name, *alike) if n in OLLAMA_OPTIONS), None)
     return None
+
+
+def fix_of_route(fix: str, known: Collection[str]) -> str:
+    """The advice on a refused field, without fields that the route lacks.
+
+    fix: such as "use top_p, top_k or min_p". known: the route's fields.
+    """
+    named = _NAMED.match(fix)
+    words = {word.partition(".")[0] for word in _WORD.findall(fix)}
+    if named is None or not words.isdisjoint(known):
+        return fix
+    own = own_field(named[1], known)
+    return f"send {own}" if own else "leave it out"
 
 
 def field_home(name: str, known: Collection[str]) -> str | None:

@@ -72,9 +72,11 @@ class CheckpointLayout:
 
     def problem(self, n: int, k: int) -> str | None:
         """The reason why a weight [n, k] cannot be stored in this layout; None if it can."""
-        if self.packing == "nf4" and k % self.group:
-            return f"{k} inputs are not a multiple of {self.group}"
-        return self.stored_linear.problem(n, k)
+        if problem := self.stored_linear.problem(n, k):
+            return problem
+        is_partial = self.group > 0 and k % self.group  # few engines read such groups
+        what = "" if self.packing == "nf4" else "group_size "
+        return f"{k} inputs are not a multiple of {what}{self.group}" if is_partial else None
 
     def tensors(self, rows: CodedRows) -> dict[str, Tensor]:
         """The tensors of a module's weight, by their names in it."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from quire.compress.recipe import Recipe
 from quire.errors import ConfigError
-from quire.model_folder import QUANTIZE_RUN, parse_json, unfinished, write_whole
+from quire.model_folder import POOLING_FILES, QUANTIZE_RUN, parse_json, unfinished, write_whole
 from quire.models.checkpoints.checkpoint import INDEX, Checkpoint
 from quire.models.checkpoints.safetensors_header import read_header
 from quire.models.config.quality_report import QUALITY_FILE
@@ -103,10 +103,9 @@ class ShardFiles:
 def other_files(folder: Path) -> Iterable[Path]:
     """Files beside the weights: tokenizer, templates, generation settings, licence.
 
-    Of sentence-transformers' folders inside, such as 1_Pooling, their config.json; others may hold
-    other models.
+    Of folders inside those that are read; others may hold other models, or a run's output.
     """
-    yield from sorted(folder.glob("[0-9]_*/config.json"))
+    yield from sorted(folder.glob(POOLING_FILES))
     for path in sorted(folder.iterdir()):
         is_weight = path.suffix in _OTHER or path.name.endswith(".index.json")
         if path.is_file() and not is_weight and path.name not in _OWN:

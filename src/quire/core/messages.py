@@ -97,11 +97,12 @@ class RequestDelta(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     """The tokens and events that one step, or several, added to one request's output.
 
     finish_reason: set exactly once, in the last delta. timing: set with the first token and in the
-    last delta. error: message for the caller; error_kind: its kind. prompt_logprobs: scores of the
-    next prompt tokens; the first prompt token has none. grammar_terminated: the request ended
-    because its grammar let no token follow, so its last token is text and not an end token.
-    embedding: little-endian float32 numbers. prompt_progress: how many prompt tokens were computed
-    after each step that did not complete the prompt, if the request reports that.
+    last delta. error: message for the caller; error_kind: its kind; error_param: the param that it
+    is about. prompt_logprobs: scores of the next prompt tokens; the first prompt token has none.
+    grammar_terminated: the request ended because its grammar let no token follow, so its last token
+    is text and not an end token. embedding: little-endian float32 numbers. prompt_progress: how
+    many prompt tokens were computed after each step that did not complete the prompt, if the
+    request reports that.
     """
 
     request_id: str
@@ -114,6 +115,7 @@ class RequestDelta(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     grammar_terminated: bool = False
     error: str | None = None
     error_kind: ErrorKind = ErrorKind.ENGINE
+    error_param: str | None = None
     timing: RequestTiming | None = None
     embedding: bytes | None = None
     prompt_progress: list[int] = []
@@ -138,6 +140,7 @@ class RequestDelta(msgspec.Struct, kw_only=True, array_like=True, gc=False):
         self.grammar_terminated = later.grammar_terminated
         self.error = later.error
         self.error_kind = later.error_kind
+        self.error_param = later.error_param
         self.embedding = later.embedding
 
 

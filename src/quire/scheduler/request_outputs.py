@@ -4,21 +4,37 @@ from __future__ import annotations
 
 from quire.core.messages import ErrorKind, RequestDelta
 from quire.core.request import FinishReason, Request
+from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import SampleResult, ScheduledRequest
 
 NON_FINITE = (
     "the model computed non-finite numbers (NaN or infinity) for this request; send it again, or, "
     "if it happens every time, run the model in float32; if that is so already, check its weights"
 )
-NO_TOKEN_LEFT = (
-    "the sampling params of this request left no token to draw: logit_bias, penalties, bad_words, "
-    "allowed_token_ids, structured_outputs and, until min_tokens are there, stop_token_ids ban or "
-    "distort all of them; ban fewer tokens, lower min_tokens, or use smaller values or a simpler "
-    "grammar"
-)
+_DEFAULT = SamplingParams()
 QUEUE_TIMEOUT = (
     "the request waited in the queue longer than its timeout; send it again when fewer are running"
 )
+# params that ban tokens, or may change logits until none can be drawn; the likeliest first
+_BANNING = (
+    "allowed_token_ids", "structured_outputs", "bad_words", "logit_bias", "min_tokens",
+    "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+
+
+def no_token_left(sampling: SamplingParams) -> tuple[str, str | None]:
+    """The error of a request whose own params left no token to draw, and the first of these."""
+    outputs = sampling.structured_outputs
+    names = [
+        outputs.name if outputs is not None and name == "structured_outputs" else name
+        for name in _BANNING
+        if getattr(sampling, name) != getattr(_DEFAULT, name)
+    ]
+    text = (
+        f"{', '.join(names) or 'the sampling params'}: left no token to draw, as all are banned or "
+        "distorted; ban fewer tokens, lower min_tokens, or use smaller values or a simpler grammar"
+    )
+    return text, names[0] if names else None
 
 
 def make_final_delta(

@@ -21,12 +21,12 @@ from quire.scheduler.chunk_policy import ChunkPolicy
 from quire.scheduler.planner import Planner
 from quire.scheduler.prefill_chunks import PrefillChunks
 from quire.scheduler.request_outputs import (
-    NO_TOKEN_LEFT,
     NON_FINITE,
     QUEUE_TIMEOUT,
     make_delta,
     make_final_delta,
     make_progress_delta,
+    no_token_left,
 )
 from quire.scheduler.scheduler_batch import Batch
 from quire.scheduler.step_plan import PlannedRequest
@@ -179,7 +179,10 @@ class Scheduler:
             self._num_corrupted_requests += 1
             return self._end(request, FinishReason.ERROR, NON_FINITE)
         if result.exhausted:
-            return self._end(request, FinishReason.ERROR, NO_TOKEN_LEFT, ErrorKind.REQUEST)
+            message, param = no_token_left(request.sampling)
+            delta = self._end(request, FinishReason.ERROR, message, ErrorKind.REQUEST)
+            delta.error_param = param
+            return delta
         delta = self._end(request, FinishReason.STOP)
         delta.embedding = result.embedding
         return delta

@@ -142,14 +142,19 @@ def _with_parsed_arguments(calls: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _with_parsed(call: dict[str, Any], where: str) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+    function, field = call.get("function"), f"{where}.function.arguments"
+    if not isinstance(function, dict) or "arguments" not in function:
         return call
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except (ValueError, RecursionError) as error:
-        problem = f"not JSON ({_reason(error)}); send the object"
-        raise invalid_value("messages", problem, where=f"{where}.function.arguments") from error
+    arguments = function["arguments"] or "{}"
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            problem = f"not JSON ({_reason(error)}); send the object"
+            raise invalid_value("messages", problem, where=field) from error
+    if not isinstance(arguments, dict):  # templates read them by name
+        problem = "must be a JSON object; send the arguments by their names"
+        raise invalid_value("messages", problem, where=field)
     return call | {"function": function | {"arguments": arguments}}
 
 

@@ -85,6 +85,7 @@ def test_numbers_that_a_gemm_makes_of_grouped_codes_have_memory(
     gate_up, head = 2 * 14_336 * 4096 * 2, 128_256 * 4096 * 2
     for quantization, usual, invariant in (
         ("int4", gate_up, gate_up), ("nf4", gate_up, gate_up), ("w8a16", 2**25, head),
+        ("fp8_w8a16", 2**25, head),
         ("int8", 0, 0), ("fp8", 0, 0), ("none", 0, 0),
     ):  # fmt: skip
         for batch_invariant, most in ((False, usual), (True, invariant)):

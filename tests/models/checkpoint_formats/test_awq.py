@@ -20,7 +20,7 @@ from quantized_checkpoints import DOWN, Change
             r"up_proj.scales .* its data type is I64, not the F16",
         ),
         ("awq", configure(group_size=64), r"is \[(4|8), \d+\], not the \[(2|4), \d+\] of quanti"),
-        ("awq", configure(group_size=48), r"inputs are not a multiple of group_size 48; correct"),
+        ("awq", configure(group_size=48), r"is \[(4|8), \d+\], not the \[(3|6), \d+\] of quanti"),
         ("awq", configure(group_size=0), r"group_size is 0; correct quantization_config"),
         ("awq", configure(bits=3), r"quantization_config.bits is 3, but AWQ is read with 4"),
         ("awq", configure(version="gemv"), r"version is 'gemv'; take a checkpoint in AWQ's 'gemm'"),

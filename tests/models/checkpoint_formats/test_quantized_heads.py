@@ -32,6 +32,8 @@ def quantize_head(name: str, **settings: Any) -> Change:
     [
         ("gptq", {"lm_head": True}),
         ("awq_g128", {"lm_head": True}),
+        ("fp8", {"lm_head": True}),
+        ("fp8_block", {"lm_head": True, "modules_to_not_convert": []}),
         ("packed", {"ignore": ["re:.*layers.1.mlp.down_proj"]}),
         ("nf4_nested", {"llm_int8_skip_modules": ["score"]}),  # a list without the head
         ("modelopt", {"ignore": ["*1.mlp.down*"]}),
@@ -58,7 +60,7 @@ def plain_down(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
     ("name", "change", "message"),
     [
         ("gptq", quantize_head("gptq"), r"codes of lm_head, unlike dynamic and lm_head of quant"),
-        ("fp8", quantize_head("fp8"), r"codes of lm_head, unlike modules_to_not_convert and"),
+        ("fp8", quantize_head("fp8"), r"lm_head, unlike modules_to_n.*layers and lm_head of"),
         *(
             (name, quantize_head(name, ignore=[], tie_word_embeddings=True), r"tie_word_embed.*lse")
             for name in ("packed", "modelopt")

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from quire.errors import CheckpointError
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.checkpoints.open_checkpoint import weight_bytes
-from quire.models.checkpoints.safetensors_header import read_header
+from quire.models.checkpoints.safetensors_header import TensorEntry, read_header
 
 
 @pytest.fixture
@@ -195,6 +195,14 @@ class TestShards:
         whole = PagedModel(*load_folder(checkpoint("qwen2")[0])).prefill(prompt)
         assert torch.equal(ours, whole)
 
+    def test_an_index_of_any_name_will_do(self, sharded: Path) -> None:
+        """AutoGPTQ's: gptq_model-4bit-128g.safetensors.index.json."""
+        index = sharded / "model.safetensors.index.json"
+        index.rename(sharded / "gptq_model-4bit-128g.safetensors.index.json")
+        assert len(Checkpoint.open(sharded).entries) > 0
+        (sharded / "model-1.safetensors").unlink()
+        assert "but gptq_model-4bit-128g.safetensors.index.json names it" in refused(sharded)
+
     def test_the_size_of_all_files_that_it_names(self, sharded: Path) -> None:
         sizes = [file.stat().st_size for file in sharded.glob("model-*.safetensors")]
         (sharded / "consolidated.safetensors").write_bytes(b"of no tensor")
@@ -284,3 +292,11 @@ def test_random_damage_never_passes_as_something_else(folder: Path) -> None:
             entries = Checkpoint.open(folder).entries
             assert {name: entry.shape for name, entry in entries.items()} == shapes
     assert refusals > 250
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.gguf"])
+def test_a_gguf_files_errors_name_no_config(name: str) -> None:
+    """It holds the config, too."""
+    text = str(TensorEntry("a", Path(name), "F32", (1,), 0, 4).wrong("it is odd"))
+    assert "a at byte 0: it is odd; download the file again" in text
+    assert ("config.json" in text) == (name == "model.safetensors")

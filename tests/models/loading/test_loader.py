@@ -17,6 +17,7 @@ from quire.errors import CheckpointError
 from quire.models.config.model_config import ModelConfig
 from quire.models.loading.expected_tensors import expected_tensors
 
+WEIGHTS = "model.safetensors"
 PROMPT = list(range(3, 60))
 
 
@@ -51,6 +52,20 @@ def test_weights_are_converted_while_they_are_loaded(checkpoint: Callable, tmp_p
     ours = PagedModel(*load_folder(tmp_path)).prefill(PROMPT)
     exact = PagedModel(*load_folder(folder)).prefill(PROMPT)
     assert (ours - exact).abs().max() < 0.05 * exact.abs().max()
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.input_layernorm.weight", "lm_head.weight"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_start_names_a_tensor_that_is_not_finite(
+    checkpoint: Callable, tmp_path: Path, name: str, dtype: torch.dtype
+) -> None:
+    folder, _ = checkpoint("llama")
+    tensors = {key: tensor.to(dtype) for key, tensor in load_file(folder / WEIGHTS).items()}
+    tensors[name].view(-1)[-1] = float("nan")
+    save_file(tensors, tmp_path / WEIGHTS)
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    with pytest.raises(CheckpointError, match=rf"{name} at byte .* not finite.*; download the"):
+        load_folder(tmp_path, prepared_weights="none")
 
 
 def test_a_stored_head_must_be_the_embedding_that_it_is_tied_to(

@@ -283,17 +283,20 @@ class EngineCore:
     def _refuse_for(self, error: Exception, request_id: str, task: str) -> None:
         """Refuse a request that raised an error; only the texts of refusals are for clients."""
         if isinstance(error, InvalidRequestError):
-            self._refuse(request_id, str(error), ErrorKind.REQUEST)
+            self._refuse(request_id, str(error), ErrorKind.REQUEST, error.param)
         else:
             logger.error("the engine could not %s", task, exc_info=error)
             self._refuse(request_id, f"the engine could not {task}", ErrorKind.ENGINE)
 
-    def _refuse(self, request_id: str, error: str, kind: ErrorKind) -> None:
+    def _refuse(
+        self, request_id: str, error: str, kind: ErrorKind, param: str | None = None
+    ) -> None:
         self._deltas.append(
             RequestDelta(
                 request_id=request_id,
                 finish_reason=FinishReason.ERROR.value,
                 error=error,
                 error_kind=kind,
+                error_param=param,
             )
         )

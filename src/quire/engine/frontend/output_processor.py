@@ -182,7 +182,7 @@ class OutputProcessor:
             request_id = answer.request.prepared.request_id
             try:
                 if delta.error is not None:
-                    raise _as_error(delta.error, delta.error_kind)
+                    raise _as_error(delta.error, delta)
                 self._extend(answer, delta, now, processed)
                 changed[request_id] = answer.request
             except Exception as failure:  # an error in one request must not affect the others
@@ -309,11 +309,11 @@ def _pushed(answer: _AnswerState, token_ids: Sequence[int]) -> tuple[str, bool]:
     return text, False
 
 
-def _as_error(message: str, kind: ErrorKind) -> QuireError:
+def _as_error(message: str, delta: RequestDelta) -> QuireError:
     """The error of a delta, as its caller gets it."""
-    match kind:
+    match delta.error_kind:
         case ErrorKind.REQUEST:
-            return InvalidRequestError(message, code="invalid_value")
+            return InvalidRequestError(message, param=delta.error_param, code="invalid_value")
         case ErrorKind.OVERLOAD:
             return QueueTimeoutError(message)
         case ErrorKind.ENGINE:

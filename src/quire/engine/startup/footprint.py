@@ -21,6 +21,7 @@ from quire.engine.startup.gpu_driver import driver_capability
 from quire.engine.startup.machine_limits import available_bytes, most_bytes
 from quire.errors import ConfigError
 from quire.hub import model_folder
+from quire.kernels.formats.fp8 import FP8_A16
 from quire.kernels.formats.weight_format import WeightFormat
 from quire.kvcache.kv_sizes import block_bytes, layers_with_types
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
@@ -112,13 +113,13 @@ def weights_by_format(
 
 
 def dequantized_bytes(config: EngineConfig, model_config: ModelConfig) -> int:
-    """Bytes of the numbers that a GEMM on a GPU makes of a weight with scales of groups.
+    """Bytes of the numbers that a GEMM on a GPU makes of a weight with 16-bit activations.
 
     Of a whole weight where results may not depend on the batch; else some rows at a time.
     """
     item, most = DTYPES[choose_dtype(config, model_config)].num_bytes, 0
     for linear, chosen in _formats_of(config, model_config):
-        if chosen.has_groups:
+        if chosen.has_groups or chosen.spec == FP8_A16.spec:
             piece = PIECE_BYTES if chosen.codes_per_byte > 1 else BYTE_PIECE_BYTES
             whole = linear.n * linear.k * item
             most = max(most, whole if config.device.batch_invariant else min(whole, piece))

@@ -46,7 +46,7 @@ class AwqLinear(IntegerLinear):
         """See `StoredLinear`."""
         if n % _SHARED or k % 2:
             return f"{n} outputs are not a multiple of {_SHARED}, or {k} inputs odd"
-        return group_problem(self.group, k)
+        return group_problem(self.group)
 
     def spec(self, k: int) -> QuantSpec | None:
         """See `StoredLinear`."""

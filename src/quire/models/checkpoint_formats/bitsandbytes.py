@@ -160,13 +160,6 @@ class EightBitLinear(StoredLinear):
             "weight_format": StoredTensor(((), (1,)), ("U8",), needed=False),
         }
 
-    def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
-        """See `StoredLinear`."""
-        from quire.kernels.operands import Int8Weight
-
-        self._check_layout(tensors)
-        return Int8Weight(tensors["weight"], tensors["SCB"].float() * _UNIT, hadamard=False)
-
     def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
         """See `StoredLinear`."""
         import torch

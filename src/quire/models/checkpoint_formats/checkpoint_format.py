@@ -74,12 +74,12 @@ class StoredLinear(ABC):
     def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
         """Its tensors, by their names within the module."""
 
-    @abstractmethod
-    def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
+    def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:  # noqa: ARG002
         """Canonical rows from its tensors, for those that have a `spec`.
 
         Raises ValueError for content that the config file excludes.
         """
+        raise ValueError(f"no format keeps codes of {self.source}; use quantization='dequantized'")
 
     def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
         """The weight [n, k] that its tensors stand for, in a data type of PyTorch's.
@@ -102,7 +102,7 @@ class StoredLinear(ABC):
         return out
 
     def order(self, k: int) -> tuple[str, int] | None:  # noqa: ARG002
-        """The tensor that has the group of each input, if any, and how many groups there are."""
+        """The tensor that has the group of each input, if any, and the inputs of a group."""
         return None
 
     @property

@@ -65,7 +65,7 @@ class PackedLinear(IntegerLinear):
         shared = _WORD // self.bits
         if k % shared or (n % shared and not self.is_symmetric):
             return f"{n} outputs or {k} inputs are not a multiple of {shared}"
-        return group_problem(self.group, k)
+        return group_problem(self.group)
 
     def spec(self, k: int) -> QuantSpec | None:
         """See `StoredLinear`."""
@@ -86,7 +86,7 @@ class PackedLinear(IntegerLinear):
 
     def order(self, k: int) -> tuple[str, int] | None:
         """See `StoredLinear`."""
-        return "weight_g_idx", num_groups(self.group, k)
+        return "weight_g_idx", k if self.group == -1 else self.group
 
     def integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
         """See `IntegerLinear`."""

@@ -36,8 +36,14 @@ def read_fbgemm(config: ConfigFile) -> ModuleRules:
 def _rules(linear: Fp8Linear, config: ConfigFile) -> ModuleRules:
     keys = ("modules_to_not_convert", "ignored_layers")
     rules, ignored = read_ignored(config, *keys)
-    choice = f"{' and '.join(keys)} of {config.location}"
-    return ModuleRules(name="fp8", linear=linear, rules=rules, ignored=ignored, choice=choice)
+    return ModuleRules(
+        name="fp8",
+        linear=linear,
+        rules=rules,
+        ignored=ignored,
+        has_head=config.boolean("lm_head", False),  # lists of libraries do not tell
+        choice=f"{', '.join(keys)} and lm_head of {config.location}",
+    )
 
 
 def read_modelopt(config: ConfigFile) -> ModuleRules:

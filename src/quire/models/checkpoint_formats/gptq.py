@@ -56,7 +56,7 @@ class GptqLinear(IntegerLinear):
         shared = _WORD // self.bits
         if n % shared or k % shared:
             return f"{n} outputs or {k} inputs are not a multiple of {shared}"
-        return group_problem(self.group, k)
+        return group_problem(self.group)
 
     def spec(self, k: int) -> QuantSpec | None:
         """See `StoredLinear`. Activations are not rounded to bytes where codes have eight bits."""
@@ -75,7 +75,7 @@ class GptqLinear(IntegerLinear):
 
     def order(self, k: int) -> tuple[str, int] | None:
         """See `StoredLinear`."""
-        return "g_idx", num_groups(self.group, k)
+        return "g_idx", k if self.group == -1 else self.group
 
     def integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
         """See `IntegerLinear`."""

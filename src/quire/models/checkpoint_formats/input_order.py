@@ -11,17 +11,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def check_groups(g_idx: Tensor, groups: int) -> None:
-    """Raise ValueError unless each of these groups has the same number of inputs."""
+def check_groups(g_idx: Tensor, group: int) -> None:
+    """Raise ValueError unless groups have that many inputs each; the last one has the rest."""
     import torch
 
     if _has_none(g_idx):
         return
-    counts = torch.zeros(0)
-    if len(g_idx) and int(g_idx.min()) >= 0 and int(g_idx.max()) < groups:
-        counts = torch.bincount(g_idx, minlength=groups)
-    if len(counts) != groups or not bool((counts == len(g_idx) // groups).all()):
-        raise ValueError(f"it does not put its inputs into {groups} groups of one size")
+    expected = torch.arange(len(g_idx), dtype=g_idx.dtype, device=g_idx.device) // group
+    if not torch.equal(g_idx.sort().values, expected):
+        count = -(-len(g_idx) // group)
+        raise ValueError(f"it does not put its inputs into {count} groups of one size")
 
 
 def _has_none(g_idx: Tensor) -> bool:

@@ -5,6 +5,7 @@ No torch.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -21,35 +22,55 @@ if TYPE_CHECKING:
 
 
 class IntegerLinear(StoredLinear):
-    """A weight whose tensors come down to `IntegerRows`."""
+    """A weight whose tensors come down to `IntegerRows`. group: inputs that share a scale."""
 
     __slots__ = ()
+    group: int
 
     @abstractmethod
     def integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
-        """Its codes in rows. Raises ValueError for content that the config file excludes."""
+        """Its codes in rows, with the groups as they are stored.
+
+        Raises ValueError for content that the config file excludes.
+        """
 
     def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
         """See `StoredLinear`."""
-        return self.integer_rows(tensors).canonical()
+        return self._in_equal_groups(tensors).canonical()
 
     def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
         """See `StoredLinear`: also where no run-time format holds scales or groups."""
         from quire.kernels.torch_dtypes import torch_dtype
 
-        return self.integer_rows(tensors).numbers(torch_dtype(dtype))
+        return self._in_equal_groups(tensors).numbers(torch_dtype(dtype))
+
+    def _in_equal_groups(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
+        rows = self.integer_rows(tensors)
+        return (
+            rows
+            if self.group == -1
+            else rows.in_groups(self.group, equal_group(self.group, rows.k))
+        )
 
 
-def group_problem(group: int, k: int) -> str | None:
-    """Why groups of that size do not fit k inputs, or None. group: -1 for all inputs."""
-    if group == 0 or group < -1:
-        return f"group_size is {group}"
-    return f"{k} inputs are not a multiple of group_size {group}" if k % group else None
+def group_problem(group: int) -> str | None:
+    """Why no weight has groups of that size, or None. group: -1 for all inputs."""
+    return f"group_size is {group}" if group == 0 or group < -1 else None
 
 
 def num_groups(group: int, k: int) -> int:
-    """Groups of k inputs. group: -1 for all inputs."""
-    return 1 if group == -1 else k // group
+    """Groups of k inputs, of which the last may be partial. group: -1 for all inputs."""
+    return 1 if group == -1 else -(-k // group)
+
+
+def equal_group(group: int, k: int) -> int:
+    """The largest size of equal groups of k inputs, none of which has two scales.
+
+    Below 1 where `group_problem` has something to say.
+    """
+    if group == -1:
+        return k
+    return math.gcd(group, k) if group > 0 else 0
 
 
 def integer_spec(
@@ -59,7 +80,7 @@ def integer_spec(
 
     rounds: whether activations are rounded to bytes as well, as with INT8 while the model runs.
     """
-    size = k if group == -1 else group
+    size = equal_group(group, k)
     if bits == 4 and size > 0 and size % GROUP_STEP == 0:
         return QuantSpec("int4", size, zeros, permuted=permuted and size < k)
     if bits == 8 and size == k and rounds and not zeros:

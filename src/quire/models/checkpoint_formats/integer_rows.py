@@ -7,7 +7,7 @@ there are no zero points.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -34,6 +34,22 @@ class IntegerRows:
     permutation: Tensor | None = None  # int32 [K]
     rounds: bool = False
 
+    @property
+    def k(self) -> int:
+        """The number of inputs."""
+        return self.codes.shape[1] * 8 // self.bits
+
+    def in_groups(self, group: int, size: int) -> IntegerRows:
+        """Rows of equal numbers in groups of one size, also where the last one is partial.
+
+        group: inputs that share a scale; size: a number that divides it and all inputs.
+        """
+        if group == size:
+            return self
+        times, count = group // size, self.k // size
+        zeros = None if self.zeros is None else _repeated(self.zeros, times, count)
+        return replace(self, scale=_repeated(self.scale, times, count), zeros=zeros)
+
     def canonical(self) -> QuantizedWeight:
         """An operand of linear layers. Raises ValueError for scales out of range."""
         if self.bits == 8:
@@ -56,7 +72,7 @@ class IntegerRows:
 
     def numbers(self, dtype: torch.dtype) -> Tensor:
         """The weight [N, K] that they stand for, with its inputs in their own order."""
-        n, k = len(self.codes), self.codes.shape[1] * 8 // self.bits
+        n, k = len(self.codes), self.k
         out = torch.empty(n, k, dtype=dtype, device=self.codes.device)
         for rows in few_rows(n, k, PIECE_ELEMENTS):
             codes = unpacked(self.codes[rows], self.bits).float()
@@ -70,6 +86,11 @@ class IntegerRows:
             else:
                 out[rows, self.permutation.long()] = found
         return out
+
+
+def _repeated(of_groups: Tensor, times: int, count: int) -> Tensor:
+    """[N, groups] with each column so many times, as far as the inputs go."""
+    return of_groups.repeat_interleave(times, 1)[:, :count]
 
 
 def unpacked(codes: Tensor, bits: int) -> Tensor:

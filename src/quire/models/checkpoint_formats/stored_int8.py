@@ -73,7 +73,7 @@ class GroupedBytesLinear(IntegerLinear):
 
     def problem(self, n: int, k: int) -> str | None:  # noqa: ARG002
         """See `StoredLinear`."""
-        return f"{k} inputs are odd" if k % 2 else group_problem(self.group, k)
+        return f"{k} inputs are odd" if k % 2 else group_problem(self.group)
 
     def spec(self, k: int) -> QuantSpec | None:
         """See `StoredLinear`."""

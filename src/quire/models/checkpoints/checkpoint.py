@@ -59,7 +59,7 @@ class Checkpoint:
         for name, file in promised.items():
             if name not in entries or entries[name].file != file:
                 raise CheckpointError(
-                    f"{folder / INDEX} puts {name} into {file.name}, which does not hold it; "
+                    f"the index of {folder} puts {name} into {file.name}, which does not hold it; "
                     "download the checkpoint again"
                 )
         return cls(folder, entries)
@@ -105,10 +105,12 @@ def find_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
     if single.is_file():
         return [single], {}
     if (folder / INDEX).is_file():
-        return _read_index(folder)
+        return _read_index(folder / INDEX)
     files = sorted(folder.glob("*.safetensors"))
     if len(files) == 1:
         return files, {}
+    if len(others := list(folder.glob("*.safetensors.index.json"))) == 1:  # AutoGPTQ's
+        return _read_index(others[0])
     if files:
         raise CheckpointError(
             f"{folder} has {len(files)} safetensors files but no {INDEX}; download it too"
@@ -124,19 +126,19 @@ def find_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
     )
 
 
-def _read_index(folder: Path) -> tuple[list[Path], dict[str, Path]]:
-    """A sharded checkpoint by model.safetensors.index.json: its files, and each tensor's file."""
-    index = ConfigFile.read(folder / INDEX)
+def _read_index(path: Path) -> tuple[list[Path], dict[str, Path]]:
+    """A sharded checkpoint by its index: its files, and each tensor's file."""
+    index, folder = ConfigFile.read(path), path.parent
     names = index.get("weight_map")
     if not isinstance(names, dict) or not names:
         raise index.wrong("weight_map", "must be an object from tensor names to file names")
-    for name, file in names.items():
-        if not isinstance(file, str) or Path(file).name != file or "\0" in file:
+    for name, own in names.items():
+        if not isinstance(own, str) or Path(own).name != own or "\0" in own:
             raise index.wrong(
-                "weight_map", f"gives {name} the file {file!r}, which must be a file name"
+                "weight_map", f"gives {name} the file {own!r}, which must be a file name"
             )
-    files = {file: folder / file for file in sorted(set(names.values()))}
-    for path in files.values():
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing, but {INDEX} names it; download it")
-    return list(files.values()), {name: files[file] for name, file in names.items()}
+    files = {own: folder / own for own in sorted(set(names.values()))}
+    for file in files.values():
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing, but {path.name} names it; download it")
+    return list(files.values()), {name: files[own] for name, own in names.items()}

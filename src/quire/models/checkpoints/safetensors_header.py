@@ -42,9 +42,11 @@ class TensorEntry(msgspec.Struct, frozen=True):
 
     def wrong(self, problem: str) -> CheckpointError:
         """The CheckpointError for this tensor; it names file and byte."""
+        is_whole = self.file.suffix == ".gguf"  # which has the config, too
+        other = "" if is_whole else ", or check that config.json belongs to it"
         return CheckpointError(
-            f"{self.file}: {self.name} at byte {self.offset}: {problem}; download the file again, "
-            "or check that config.json belongs to it"
+            f"{self.file}: {self.name} at byte {self.offset}: {problem}; download the file again"
+            f"{other}"
         )
 
 

@@ -33,6 +33,8 @@ _OF_ACTIVATIONS = re.compile(
     r".*\.(?:input|output|activation)_(?:(?:global_)?scale(?:_ub|_inv)?|zero_point)"
 )
 
+_LOOKED_AT = 1 << 14  # numbers of a tensor, before it is used
+
 # name of a weight → the parameter it fills, and which part of it
 Targets = dict[str, tuple[Weight, str | None]]
 
@@ -119,9 +121,11 @@ class CheckpointSource:
         self, device: torch.device, dtype: torch.dtype
     ) -> Iterator[tuple[str, LoadedWeight, int]]:
         waiting: dict[str, dict[str, Tensor]] = {}
+        are_finite: list[tuple[TensorEntry, Tensor]] = []
         for entry, tensor in read_tensors(self._checkpoint, self._names, device):
             source = self._owners.get(entry.name)
             if source is None:
+                are_finite.append((entry, _looks_finite(tensor)))
                 yield entry.name, tensor, entry.num_bytes
                 continue
             own = waiting.setdefault(source.weight, {})
@@ -129,6 +133,7 @@ class CheckpointSource:
             if len(own) == len(source.tensors(self._names)):
                 num_bytes = sum(each.nbytes for each in own.values())
                 yield source.weight, source.load(waiting.pop(source.weight), dtype), num_bytes
+        _check_finite(are_finite)
 
     def _log_numbers(self) -> None:
         """Log how many weights become numbers, which take more memory than their codes."""
@@ -172,6 +177,23 @@ def read_tensors(
         return
     with DeviceReader(device) as reader:
         yield from reader.tensors(checkpoint.in_file_order(names))
+
+
+def _looks_finite(tensor: Tensor) -> Tensor:
+    """Whether numbers are finite, a bool on the tensor's device: all of norms, some of large ones.
+
+    What is not seen here is found when it has made logits that are not finite.
+    """
+    rows = tensor if tensor.dim() else tensor[None]
+    return rows[:: max(1, tensor.numel() // _LOOKED_AT)].isfinite().all()
+
+
+def _check_finite(found: list[tuple[TensorEntry, Tensor]]) -> None:
+    """Raise CheckpointError for the first tensor with NaN or infinity. Waits for a GPU once."""
+    flags = torch.stack([is_finite for _, is_finite in found]).tolist() if found else []
+    for (entry, _), is_finite in zip(found, flags, strict=True):
+        if not is_finite:
+            raise entry.wrong("it has numbers that are not finite (NaN or infinity)")
 
 
 def _check(entry: TensorEntry, param: Weight, part: str | None) -> None:

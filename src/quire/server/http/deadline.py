@@ -33,6 +33,11 @@ class Deadline(msgspec.Struct, eq=False):
             return None
         return max(0.0, self._start + self._seconds - time.monotonic())
 
+    def within(self, seconds: float) -> float:
+        """That many seconds, or those that are left if they are fewer."""
+        left = self.left
+        return seconds if left is None else min(seconds, left)
+
     def enforced(self) -> AbstractAsyncContextManager[None]:
         """A context that cancels what runs inside it at the deadline.
 

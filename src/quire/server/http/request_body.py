@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from quire.compat.field_homes import field_home, own_field
+from quire.compat.field_homes import field_home, fix_of_route, own_field
 from quire.compat.foreign_name import ANY, EMPTY, is_among, same_setting
 from quire.compat.names_table import NAMES, Meaning, NoEffect, Own, Refused, Scope, meaning_of
 from quire.compat.sampler_stages import params_set_by
@@ -139,7 +139,9 @@ class _ForeignFields:
             case NoEffect(text=text, is_neutral=is_neutral):
                 self.notes += [] if is_neutral else [text]
             case Refused(text=text):
-                raise refused_field(name, value, text)
+                why, _, fix = text.rpartition("; ")
+                fix = fix_of_route(fix, self._known)
+                raise refused_field(name, value, f"{why}; {fix}")
             case None if value is None and field_home(name, self._known):
                 pass  # a client that writes the empty fields of other routes, too
             case _:

@@ -54,7 +54,7 @@ def with_reasoning_marks(
     tokenizer: MarkTokenizer,
     *,
     is_open: bool | None = None,
-    fix: str = "start the server with --reasoning-parser",
+    fix: str = "name its parser by --reasoning-parser at the start",
 ) -> SamplingParams:
     """The sampling params with the marks that a thinking budget needs.
 

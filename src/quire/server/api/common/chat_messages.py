@@ -42,7 +42,7 @@ class TextPart(Strict):
 
     neutral = PART_UNSUPPORTED
     type: TextKind
-    text: str = ""
+    text: str
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 

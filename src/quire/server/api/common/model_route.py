@@ -162,11 +162,12 @@ class _LightApp:
             except ClientDisconnect:
                 return
             ticket.charge(1, 0, at=self._gate.light_requests)
-            async with deadline.enforced():
-                try:
+            try:
+                async with deadline.enforced():
                     reply = await self._reply(body, caller, tenant)
-                except ModelNotLoadedError as error:
-                    await self._loader.load(error.model, self._load_timeout)
+            except ModelNotLoadedError as error:  # a load has its own error, see several-models.md
+                await self._loader.load(error.model, deadline.within(self._load_timeout))
+                async with deadline.enforced():
                     reply = await self._reply(body, caller, tenant)
             scope["state"]["record"].no_effect = reply[1]
             await send_complete(send, 200, reply[0])

@@ -106,10 +106,9 @@ class RequestContext:
         """
         entry = self._loader.models.entry(name)
         self.ticket.move(entry.admission)
-        left = self.deadline.left
         entry.num_waiting += 1
         try:
-            await self._loader.load(name, max_seconds if left is None else min(max_seconds, left))
+            await self._loader.load(name, self.deadline.within(max_seconds))
         finally:
             entry.num_waiting -= 1
 
