@@ -14,6 +14,7 @@ from checkpoints import CASES
 from harness import load_folder
 
 from quire.errors import CheckpointError
+from quire.layers.rope_scale import attention_factor
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.registry import ARCHITECTURES, FAMILIES
 
@@ -169,6 +170,13 @@ def test_phi3_keeps_its_trained_length_beside_the_rope_section(tmp_path: Path) -
     assert (rope.kind, rope.original_max_position, rope.max_position) == ("longrope", 4096, 131072)
 
 
+def test_an_mscale_of_zero_is_none(tmp_path: Path) -> None:
+    """As in transformers."""
+    scaling = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+    zero = read(tmp_path, rope_scaling=scaling | {"mscale": 0.7, "mscale_all_dim": 0.0}).rope
+    assert attention_factor(zero) == attention_factor(read(tmp_path, rope_scaling=scaling).rope)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -212,6 +220,10 @@ def test_phi3_keeps_its_trained_length_beside_the_rope_section(tmp_path: Path) -
         (
             {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
             "rope_scaling.factor is 32.0, but that of rope_parameters is None; put all settings",
+        ),
+        (
+            {"rope_scaling": ..., "rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
+            "rope_parameters.full_attention has settings of its own, but all layers share one",
         ),
         ({"rope_scaling": "yarn"}, "rope_scaling must be an object, not 'yarn'"),
         ({"rope_scaling": LLAMA_1B["rope_scaling"] | {"low_freq_factor": 4.0}}, "must differ"),

@@ -55,6 +55,12 @@ def _section(config: ConfigFile) -> ConfigFile:
 def _kind(config: ConfigFile, rope: ConfigFile) -> str:
     if rope is config:
         return "default"
+    inner = next((key for key, value in rope.values.items() if isinstance(value, dict)), None)
+    if inner is not None:  # of one type of layers, as in Gemma 3
+        raise rope.wrong(
+            inner, "has settings of its own, but all layers share one rotary embedding here; take "
+            "another model"
+        )  # fmt: skip
     kind = rope.text("rope_type", rope.text("type", "default"))
     if config.get("model_type") == "phi3" and kind in ("su", "yarn"):
         kind = "longrope"  # names that early Phi-3 files gave it
@@ -83,7 +89,8 @@ def _specific(
         found["factor"] = _optional(rope, "factor")
         found["attention_factor"] = _optional(rope, "attention_factor")
     if kind == "yarn":
-        found |= {key: _optional(rope, key) for key in ("mscale", "mscale_all_dim")}
+        for key in ("mscale", "mscale_all_dim"):  # 0: none, as in transformers
+            found[key] = None if rope.get(key) == 0 else _optional(rope, key)
         found["beta_fast"] = rope.number("beta_fast", 32.0)
         found["beta_slow"] = rope.number("beta_slow", 1.0)
         found["truncate"] = rope.boolean("truncate", True)

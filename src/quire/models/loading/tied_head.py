@@ -31,8 +31,7 @@ def check_tied_head(checkpoint: Checkpoint, spec: ModelSpec, prefix: str) -> Non
 
 
 def _are_equal(checkpoint: Checkpoint, names: set[str]) -> bool:
-    """Whether two tensors are, as far as their data types let that be told."""
+    """Whether two tensors are, or one is the other in its data type."""
     first, second = (tensor for _, tensor in checkpoint.tensors(names))
-    if first.dtype != second.dtype:
-        return first.shape == second.shape
-    return torch.equal(first, second)
+    pairs = (first, second), (second, first)
+    return any(torch.equal(each.to(other.dtype), other) for each, other in pairs)
