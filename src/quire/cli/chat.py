@@ -17,7 +17,7 @@ from quire.cli.generate import AnswerLine, could_be_model
 from quire.cli.options import CommandParser, add_engine_options, engine_config
 from quire.cli.prompt_texts import (
     add_prompt_options,
-    piped_text,
+    piped_before,
     read_escapes,
     template_variables,
 )
@@ -125,9 +125,8 @@ def message(words: Sequence[str]) -> str:
 
     Raises ConfigError for an empty one.
     """
-    piped = "" if sys.stdin.isatty() else piped_text()
-    words = [word for word in words if word != "-"]  # which is what is piped in
-    text = "\n".join(filter(None, (piped.strip(), " ".join(words).strip())))
+    own = " ".join(word for word in words if word != "-").strip()  # - is what is piped in
+    text = "\n".join(filter(None, (piped_before(words), own)))
     if not text:
         raise ConfigError("the message is empty; write it, or leave it out to type messages")
     return text
