@@ -283,6 +283,28 @@ def test_the_command_reports_the_files_own_names(
     assert "models[0]: scheduling_policy must be one of" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        ("seed: 1\nroot-path: x\n", [], "{file}, line 2: root-path must be a path such as /llm"),
+        ("block_size: 17\n", [], "{file}, line 1: block_size must be a power of two, not 17"),
+        ("max_model_len: 9M\n", ["--dry-run"], "{file}, line 1: max_model_len is 9437184"),
+        ("block_size: 16\n", ["--block-size", "17"], "--block-size must be a power of two"),
+    ],
+)
+def test_mistakes_that_are_found_later_have_their_line(
+    text: str,
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(text)
+    assert main(["serve", "--port", "0", "--config", str(file), *words]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message.format(file=file)}")
+
+
 ALL = """\
 # as other engines write it
 model: quire-tiny

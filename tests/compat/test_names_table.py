@@ -295,8 +295,28 @@ def test_a_number_of_yaml_is_a_text_under_another_name_too(tmp_path: Path) -> No
 def test_values_of_numpy_are_those_of_python() -> None:
     config = EngineConfig.from_options(disable_radix_cache=np.bool_(True), swap_space=np.int64(0))
     assert config == EngineConfig.from_options(enable_prefix_caching=False)
+    given = {"temperature": np.float32(0.5), "top_k": np.int64(3)}
+    config = EngineConfig.from_options(override_generation_config=given)
+    assert config.model.override_generation_config == '{"temperature": 0.5, "top_k": 3}'
+    config = EngineConfig.from_options(served_model_name=np.array(["a", "b"]))
+    assert (config.model.public_name, config.model.aliases) == ("a", ["b"])
     with pytest.raises(ConfigError, match=r"^tensor_split array\(\[1, 2\]\) is not supported"):
         EngineConfig.from_options(tensor_split=np.array([1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("override_generation_config", {"temperature": object()}),
+        ("dtype", np.array([1, 2])),
+        ("served_model_name", np.int64(3)),
+        ("threads", np.array([1, 2])),
+        ("seed", {1, 2}),
+    ],
+)
+def test_values_of_any_type_are_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} must "):
+        EngineConfig.from_options(**{name: value})
 
 
 def test_stages_that_are_left_out_are_off() -> None:

@@ -132,7 +132,7 @@ class _Rewriter:
         following = next(rest, None)
         if row.arity in ("value", "numbers"):
             if following is None:
-                raise ConfigError(f"{flag}: its value is missing")
+                raise ConfigError(f"{flag}: its value is missing; write it after the option")
             while row.arity == "numbers" and (word := next(rest, None)) is not None:
                 if not word.isdecimal():
                     pending.append(word)
@@ -198,7 +198,7 @@ class _Rewriter:
             from quire.compat.name_homes import command_home  # usually not needed
 
             home = command_home(flag, name, self._flags, value)
-            raise ConfigError(home or f"{flag} is of another command")
+            raise ConfigError(home or f"{flag} is of another command; leave it out")
 
 
 def row_of(flag: str) -> tuple[ForeignName, bool] | None:

@@ -103,7 +103,7 @@ def piped_text() -> str:
 
 
 def piped_before(prompts: Collection[str]) -> str:
-    """What is piped in beside prompts, one of which waits for it if it is -; empty for nothing."""
+    """The text that is piped in beside prompts, for which only one that is - waits; may be empty."""
     return piped_text().strip() if "-" in prompts or _has_piped_text() else ""
 
 
