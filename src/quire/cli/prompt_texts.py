@@ -103,7 +103,7 @@ def piped_text() -> str:
 
 
 def piped_before(prompts: Collection[str]) -> str:
-    """The text that is piped in beside prompts, for which only one that is - waits; may be empty."""
+    """The text that is piped in beside prompts, often none; only a prompt that is - waits for it."""
     return piped_text().strip() if "-" in prompts or _has_piped_text() else ""
 
 
