@@ -103,7 +103,7 @@ def piped_text() -> str:
 
 
 def piped_before(prompts: Collection[str]) -> str:
-    """The text that is piped in beside prompts, often none; only a prompt that is - waits for it."""
+    """The text that is piped in beside prompts, mostly none; only a prompt - waits for it."""
     return piped_text().strip() if "-" in prompts or _has_piped_text() else ""
 
 
