@@ -6,6 +6,7 @@ older folders) names the special tokens, and the chat template is in one of four
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,20 +113,39 @@ def read_max_length(settings: dict[str, Any]) -> int:
 def add_missing_tokens(backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:
     """Register tokens that only the settings list, as control tokens where they say so.
 
-    A named token that has no id in tokenizer.json is left out: the model has no row for it.
+    As in `transformers`, a token with a role is a control token whatever tokenizer.json says; but
+    one without an id there is left out, as the model has no row for it.
     Raises CheckpointError if a token would get another id than the one listed.
     """
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    known = {token.content: _flags(token) for token in backend.get_added_tokens_decoder().values()}
     for token_id, flags in _listed_tokens(settings):
         if flags["content"] not in known:
             _add_token(backend, token_id, flags)
-            known.add(flags["content"])
-    for name, text in named_tokens(settings).items():
-        own_id = backend.token_to_id(text)
-        if text not in known and own_id is not None:
-            flags = settings[name] if isinstance(settings[name], dict) else {"content": text}
-            _add_token(backend, own_id, flags | {"special": True})
-            known.add(text)
+            known[flags["content"]] = flags
+    for value, has_role in _special_tokens(settings):
+        text = _token_text(value)
+        own_id = None if text is None else backend.token_to_id(text)
+        if own_id is None or (text in known and (known[text].get("special") or not has_role)):
+            continue
+        flags = known.get(text) or (value if isinstance(value, dict) else {})
+        known[text] = flags | {"content": text, "special": True}
+        _add_token(backend, own_id, known[text])
+
+
+def _special_tokens(settings: dict[str, Any]) -> Iterator[tuple[Any, bool]]:
+    """Texts or flags of the special tokens that the settings name, and whether by a role."""
+    for name, value in settings.items():
+        if name.endswith("_token"):
+            yield value, True
+        elif name in ("additional_special_tokens", "extra_special_tokens"):
+            if isinstance(value, dict):
+                yield from ((each, True) for each in value.values())
+            elif isinstance(value, list):
+                yield from ((each, False) for each in value)
+
+
+def _flags(token: tokenizers.AddedToken) -> dict[str, Any]:
+    return {name: getattr(token, name) for name in ("content", *_FLAGS)}
 
 
 def _listed_tokens(settings: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
