@@ -28,6 +28,7 @@ TOKEN_NAMES = (
 )
 NO_MAX_LENGTH = int(1e30)
 """What `transformers` has where no file names the most tokens of a text."""
+_LISTS = ("additional_special_tokens", "extra_special_tokens")  # or a map by roles
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -122,26 +123,23 @@ def add_missing_tokens(backend: tokenizers.Tokenizer, settings: dict[str, Any]) 
         if flags["content"] not in known:
             _add_token(backend, token_id, flags)
             known[flags["content"]] = flags
-    for value, has_role in _special_tokens(settings):
-        text = _token_text(value)
-        own_id = None if text is None else backend.token_to_id(text)
-        if own_id is None or (text in known and (known[text].get("special") or not has_role)):
-            continue
-        flags = known.get(text) or (value if isinstance(value, dict) else {})
-        known[text] = flags | {"content": text, "special": True}
-        _add_token(backend, own_id, known[text])
+    for flags, has_role in _special_tokens(settings):
+        own_id, listed = backend.token_to_id(flags["content"]), known.get(flags["content"])
+        if own_id is not None and (listed is None or (has_role and not listed.get("special"))):
+            known[flags["content"]] = (listed or flags) | {"special": True}
+            _add_token(backend, own_id, known[flags["content"]])
 
 
-def _special_tokens(settings: dict[str, Any]) -> Iterator[tuple[Any, bool]]:
-    """Texts or flags of the special tokens that the settings name, and whether by a role."""
-    for name, value in settings.items():
-        if name.endswith("_token"):
-            yield value, True
-        elif name in ("additional_special_tokens", "extra_special_tokens"):
-            if isinstance(value, dict):
-                yield from ((each, True) for each in value.values())
-            elif isinstance(value, list):
-                yield from ((each, False) for each in value)
+def _special_tokens(settings: dict[str, Any]) -> Iterator[tuple[dict[str, Any], bool]]:
+    """The flags of each special token that the settings name, and whether it has a role."""
+    lists = [settings.get(name) for name in _LISTS]
+    roles = [value for name, value in settings.items() if name.endswith("_token")]
+    roles += [value for each in lists if isinstance(each, dict) for value in each.values()]
+    others = [value for each in lists if isinstance(each, list) for value in each]
+    for number, value in enumerate([*roles, *others]):
+        if (text := _token_text(value)) is not None:
+            flags = value if isinstance(value, dict) else {}
+            yield flags | {"content": text}, number < len(roles)
 
 
 def _flags(token: tokenizers.AddedToken) -> dict[str, Any]:
