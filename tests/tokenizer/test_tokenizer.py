@@ -110,9 +110,10 @@ def test_token_bytes_of_each_spelling(gpt2: Tokenizer, llama2: Tokenizer) -> Non
     assert llama2.token_bytes(space) == b" "
     assert llama2.token_bytes(space, first=True) == b""
     assert llama2.token_bytes(llama2.eos_token_id or 0) == b"</s>"
-    for unknown in (-1, 10**6):
+    for unknown in (-1, 10**6, 2**32, 10**30):
         assert gpt2.token_bytes(unknown) == b""
         assert gpt2.decode([unknown]) == ""
+        assert gpt2.id_to_token(unknown) is None
 
 
 def test_named_ids(tokenizer: Tokenizer, oracle: PreTrainedTokenizerFast) -> None:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from quire.tokenizer.chat_template import ChatTemplate
 
 _USED_TEMPLATES = ("default", "tool_use")
+_MOST_IDS = 1 << 32  # that the library can be asked for
 _MAX_PIECES = 16  # maps from tokens to text that are remembered
 
 
@@ -75,7 +76,7 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self._encoder = Encoder(backend, (added[i].content for i in self.special_ids))
         self._spelling = Spelling(backend.decoder)
-        self._spelled: dict[tuple[int, bool], bytes | None] = {}  # what was asked for so far
+        self._spelled: dict[tuple[int, bool], bytes] = {}  # what was asked for so far
         self.pieces = lru_cache(_MAX_PIECES)(self._pieces)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -124,7 +125,7 @@ class Tokenizer:
 
     def id_to_token(self, token_id: int) -> str | None:
         """The name of a token id in the vocabulary; None for an id without a token."""
-        return self._backend.id_to_token(token_id) if token_id >= 0 else None
+        return self._backend.id_to_token(token_id) if 0 <= token_id < _MOST_IDS else None
 
     @cached_property
     def vocab_size(self) -> int:
@@ -237,9 +238,9 @@ class Tokenizer:
         """The bytes of a token, None where the id has no token."""
         key = (token_id, first)
         if key not in self._spelled:
-            token = self._backend.id_to_token(token_id) if token_id >= 0 else None
-            spelled = None if token is None else self._spelling.bytes_of(token, first=first)
-            self._spelled[key] = spelled
+            if (token := self.id_to_token(token_id)) is None:
+                return None
+            self._spelled[key] = self._spelling.bytes_of(token, first=first)
         return self._spelled[key]
 
     def token_text(self, token_id: int) -> str:
