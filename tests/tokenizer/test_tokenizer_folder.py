@@ -172,13 +172,20 @@ def test_truncation_and_padding_are_off(write: WriteFolder) -> None:
     assert tokenizer.decode(tokenizer.encode("1 2 3 4 5 6 7 8")) == "1 2 3 4 5 6 7 8"
 
 
+def behind_fuse(**step: Any) -> dict[str, Any]:
+    return {"type": "Sequence", "decoders": [{"type": "Fuse"}, step]}
+
+
 @pytest.mark.parametrize(
     "decoder",
     [
         {"type": "CTC", "pad_token": "p", "word_delimiter_token": "|", "cleanup": True},
         {"type": "BPEDecoder", "suffix": "</w>"},
         {"type": "Strip", "content": " ", "start": 0, "stop": 1},
-        {"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "BPEDecoder", "suffix": "w"}]},
+        behind_fuse(type="BPEDecoder", suffix="w"),
+        behind_fuse(type="Replace", pattern={"String": " ,"}, content=","),
+        behind_fuse(type="Replace", pattern={"Regex": " +"}, content=" "),
+        behind_fuse(type="Strip", content=" ", start=2, stop=0),
     ],
 )
 def test_decoders_that_rewrite_are_refused(write: WriteFolder, decoder: object) -> None:
