@@ -5,11 +5,13 @@ from __future__ import annotations
 import unicodedata
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
 from quire.core.sampling_params import MAX_BAD_WORDS
@@ -174,6 +176,22 @@ def test_control_tokens_of_normalized_text_are_broken_too(folders: dict[str, Pat
     ids = tokenizer.encode("a<|x|> b", add_special_tokens=False)
     assert control not in ids
     assert tokenizer.decode(ids) == "a<|x|> b"
+
+
+@pytest.mark.parametrize("normalizer", [normalizers.NFKC(), normalizers.Lowercase()])
+def test_texts_that_become_control_tokens_when_they_are_normalized(
+    normalizer: Any, folders: dict[str, Path]
+) -> None:
+    backend = tokenizers.Tokenizer.from_file(str(folders["gpt2"] / "tokenizer.json"))
+    backend.add_tokens([tokenizers.AddedToken("<|x|>", special=True, normalized=True)])
+    backend.normalizer = normalizer
+    tokenizer = Tokenizer(backend)
+    control = tokenizer.control_token_id("<|x|>")
+    for text in ("a\uff1c|x|\uff1e", "a<|X|>", "<|x|>"):
+        assert tokenizer.encode(text, parse_special=True) == backend.encode(text).ids
+        assert control not in tokenizer.encode(text)
+    assert control in tokenizer.encode_prompt("a<|x|>")
+    assert control not in tokenizer.encode_prompt("a\uff1c|x|\uff1e <|X|>")
 
 
 @pytest.mark.parametrize("text", ["\ud83d", "ok \udc00 no", "a" + BREAK])

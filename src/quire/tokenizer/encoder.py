@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -20,27 +20,36 @@ if TYPE_CHECKING:
     from quire.tokenizer.encoding_guard import EncodingGuard
 
 MAX_REASON_CHARS = 200
+_KIND = re.compile(rb'"type":"(\w+)"')
+_OF_SPACES = frozenset({b"Sequence", b"Prepend", b"Replace", b"Strip"})  # normalizers' kinds
 
 
 class Encoder:
-    """Encodes with the library's tokenizer. control_names: the texts of its control tokens."""
+    """Encodes with the library's tokenizer. control: its control tokens."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, control_names: Iterable[str]) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, control: Collection[tokenizers.AddedToken]
+    ) -> None:
         self._backend = backend
-        self._control = _beginnings_of(control_names)
+        self._control = _beginnings_of(token.content for token in control)
+        # other texts may become names when they are normalized, where names are looked for then
+        self._hides_names = any(t.normalized for t in control) and _makes_names(backend.normalizer)
         self._quick_chars = quick_chars(backend)
         self._lock = Lock()
         self._known_guard: EncodingGuard | None = None
 
-    def ids(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    def ids(
+        self, text: str, *, add_special_tokens: bool = False, parse_special: bool = False
+    ) -> list[int]:
         """Token ids of a text. Names of control tokens are these tokens, unless they are broken.
 
+        parse_special: also what becomes such a name when it is normalized.
         Raises InvalidRequestError (param "prompt") where the library fails: a tokenizer.json can
         ask for what it cannot do, and it may find out with some texts only. What may take long
         runs in the guard, whose errors come besides; on an event loop TooLongError.
         """
         try:
-            is_broken = BREAK in text
+            is_broken = BREAK in text or (self._hides_names and not parse_special)
             backend = self._careful if is_broken else self._backend
             encode = backend.encode_batch_fast  # skips offsets, which makes it twice as fast
             if len(text) > self._quick_chars:
@@ -116,6 +125,12 @@ def drop_breaks(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     for token in spec["added_tokens"]:
         token["normalized"] &= not token["special"]  # look for them before the break goes
     return tokenizers.Tokenizer.from_str(json.dumps(spec))
+
+
+def _makes_names(normalizer: tokenizers.normalizers.Normalizer | None) -> bool:
+    """Whether a normalizer changes letters, as NFKC and lower case do, not spaces alone."""
+    state = b"" if normalizer is None else normalizer.__getstate__()
+    return b'"Regex"' in state or not _OF_SPACES.issuperset(_KIND.findall(state))
 
 
 def _failure(error: BaseException) -> InvalidRequestError:

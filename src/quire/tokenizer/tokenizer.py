@@ -74,7 +74,7 @@ class Tokenizer:
         """The chat templates themselves; empty if there is none."""
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
-        self._encoder = Encoder(backend, (added[i].content for i in self.special_ids))
+        self._encoder = Encoder(backend, [added[i] for i in self.special_ids])
         self._spelling = Spelling(backend.decoder)
         self._spelled: dict[tuple[int, bool], bytes] = {}  # what was asked for so far
         self.pieces = lru_cache(_MAX_PIECES)(self._pieces)
@@ -168,7 +168,9 @@ class Tokenizer:
         """
         check_text(text, "prompt")
         text = text if parse_special else self._encoder.escape_control_tokens(text)
-        return self._encoder.ids(text, add_special_tokens=add_special_tokens)
+        return self._encoder.ids(
+            text, add_special_tokens=add_special_tokens, parse_special=parse_special
+        )
 
     def encode_inside(self, text: str) -> list[int]:
         """Token ids of a text that follows other text; names of control tokens are plain text."""
