@@ -222,6 +222,11 @@ def test_a_file(tmp_path: Path) -> None:
             "quantization_overrides must be a string, or a list of such, not {",
         ),
         ("models:\n  - model: a\n    dtype: int3\n", 3, "dtype must be one of"),
+        (
+            "models:\n  - model: a\n    alias: b\n    name: c\n",
+            4,
+            r"models\[0\]: name and served_model_name both set its name; use one of them",
+        ),
         ("models:\n  - model: a\n\n    load: later\n", 4, "load must be one of at_start"),
         ("models:\n  - model: a\n    model: b\n", 3, "model is set twice"),
         ("models:\n  - model: a\n  - model: b\n    name: a\n", 3, "two models have the name 'a'"),
@@ -229,7 +234,7 @@ def test_a_file(tmp_path: Path) -> None:
         ("models:\n  - model: a\n   name: [\n", 3, "it must be YAML"),
         ("models: [&x {model: [*x]}]\n", 1, "model must be one value"),
         ("models: &x\n  - {model: *y}\n", 2, "it must be YAML"),
-        ("models: \x00", None, "it must be YAML"),
+        ("models: \x00", None, r"it has the character U\+0000, which YAML lacks; remove it"),
     ],
 )
 def test_mistakes_are_reported_with_their_line(

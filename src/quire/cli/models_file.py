@@ -107,6 +107,9 @@ class ConfigFile:
         values = {name: given.value for name, given in fields.items()}
         load = self._text(values.pop("load", None), where) or load
         own_name = self._text(values.pop("name", None), where)
+        if own_name and "served_model_name" in values:
+            text = f"{where}: name and served_model_name both set its name; use one of them"
+            raise wrong(fields["name"].node.start_mark, text)
         name = own_name or values.pop("served_model_name", None) or values["model"]
         if load not in LOADS:
             text = f"{where}.load must be one of {', '.join(LOADS)}, not {load!r}"

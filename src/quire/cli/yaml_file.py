@@ -58,8 +58,9 @@ class YamlFile:
             raise self.wrong(mark, f"it must be YAML ({error.problem})") from None
         except UnusualYamlError as error:
             raise self.wrong(None, f"it {error}; leave some out") from None
-        except yaml.YAMLError:
-            raise self.wrong(None, "it must be YAML; see docs/command-line.md") from None
+        except yaml.reader.ReaderError as error:
+            text = f"it has the character U+{error.character:04X}, which YAML lacks; remove it"
+            raise self.wrong(None, text) from None
         if not isinstance(root, yaml.MappingNode):
             raise self.wrong(None, "it has no options; write one a line, such as `port: 8000`")
         return root
