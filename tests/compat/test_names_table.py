@@ -259,7 +259,10 @@ def test_serve_takes_command_lines_of_other_engines(capsys: pytest.CaptureFixtur
         ("-O3x 1", "^unknown option -O3x"),
         ("--spec-type ngram-simple", "^--spec-type 'ngram-simple' is not supported"),
         ("--ctx-sizes 1", "^unknown option --ctx-sizes; see quire serve --help"),
-        ("--ctx-size", "^--ctx-size: its value is missing"),
+        ("--ctx-size", "^--ctx-size: its value is missing; write it after"),
+        ("--numa-bind-nodes --port 9000", "^--numa-bind-nodes: its value is missing"),
+        ("x --cudagraph-capture-sizes --port=9", "^--cudagraph-capture-sizes: its value is missing"),
+        ("x --swap-space -tp 1", "^--swap-space: its value is missing"),
     ],
 )
 def test_serve_refuses_by_name(line: str, text: str) -> None:
@@ -273,7 +276,7 @@ def test_a_command_takes_its_model_by_an_option_too(line: str) -> None:
     assert (args.model, args.prompt, args.max_tokens, args.temperature) == ("x", ["a"], 4, 0)
 
 
-@pytest.mark.parametrize("text", ["1.", "007", " 1", "1_000", "1e3", "true", "{}", "--"])
+@pytest.mark.parametrize("text", ["1.", "007", " 1", "1_000", "1e3", "true", "{}", "--", "-1"])
 def test_a_text_under_another_name_stays_as_it_is_written(text: str, tmp_path: Path) -> None:
     args = generate.make_parser().parse([f"--reverse-prompt={text}", "-a", text, "-p", "a"])
     assert (args.stop, args.served_model_name) == ([text], text)

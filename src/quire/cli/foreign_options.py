@@ -131,7 +131,7 @@ class _Rewriter:
             return self._switch_value(rest, pending)
         following = next(rest, None)
         if row.arity in ("value", "numbers"):
-            if following is None:
+            if following is None or self._is_option(following):
                 raise ConfigError(f"{flag}: its value is missing; write it after the option")
             while row.arity == "numbers" and (word := next(rest, None)) is not None:
                 if not word.isdecimal():
@@ -142,6 +142,11 @@ class _Rewriter:
             pending.append(following)
             return None
         return following
+
+    def _is_option(self, word: str) -> bool:
+        """Whether a word is a known option, and so no value: -tp and --port=1, not -1 and --END."""
+        flag = self._own_spelling(word)[0]
+        return flag in self._flags or row_of(flag) is not None
 
     def _switch_value(self, rest: Iterator[str], pending: list[str]) -> str | None:
         """The word after a switch, if it is a value, as older engines write it."""
