@@ -206,6 +206,7 @@ def test_a_file(tmp_path: Path) -> None:
             r"models\[0\]: num-blocks and kv-cache-memory-bytes both set the KV",
         ),
         ("speculative-config: {a: 1}\n", 1, "speculative-config .* is not supported"),
+        ("override_generation_config: {a: 1, a: 2}\n", 1, "config has a name twice; write plain"),
         ("models:\n  - quire-tiny\n", 2, r"models\[0\] must have fields"),
         ("models:\n  - name: a\n", 2, r"models\[0\] has no model"),
         ("models:\n  - model: a\n    num_block: 3\n", 3, "num_block; did you mean num_blocks?"),

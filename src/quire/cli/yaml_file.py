@@ -26,7 +26,7 @@ _LARGEST_FILE = 1 << 16  # bytes
 _ONLY_TYPED = ("config", "dry_run", "gpu_memory_gib", "json")  # of a run, not of a server
 # of options in messages, not in what messages quote
 _NAME = re.compile(r"(?<![\w'\"$/-])(?<!\w\.)[a-z]+(?:_[a-z]+)+(?![\w/-])(?!\.\w)")
-_PLAIN = "write plain values, without aliases and tags"
+_PLAIN = "write plain values, each once, without aliases and tags"
 
 
 class Given(NamedTuple):
