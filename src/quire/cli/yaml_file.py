@@ -195,7 +195,8 @@ def _value(option: Option | None, node: yaml.Node) -> Any:
     try:
         return plain(node)
     except UnusualYamlError:
-        if is_one or option is None or option.is_list:
+        is_object = option is not None and option.kind is str and isinstance(node, yaml.MappingNode)
+        if is_one or option is None or option.is_list or is_object:
             raise
         raise ConfigError(f"{option.name} must be one value") from None
 
