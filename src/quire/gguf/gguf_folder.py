@@ -75,7 +75,8 @@ def _name(file: Path) -> str:
         check_regular(file)
         status = file.stat()
     except OSError as error:
-        raise CheckpointError(f"{file} cannot be read ({error.strerror})") from error
+        text = f"{file} cannot be read ({error.strerror}); check its permissions"
+        raise CheckpointError(text) from error
     key = (__version__, _LAYOUT, str(file.resolve()), status.st_size, status.st_mtime_ns)
     return hashlib.sha256(repr(key).encode()).hexdigest()[:32]
 
