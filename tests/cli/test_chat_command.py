@@ -184,6 +184,14 @@ def test_chat_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown command /nonsense" in err
 
 
+def test_a_message_may_begin_as_a_command_does(capsys: pytest.CaptureFixture[str]) -> None:
+    status, chat = talk(FakeEngine(), "/etc/hosts is what?", " /etc/hosts is what?", "\n/b\nc")
+    assert status == 1, "a line of piped input was not answered"
+    asked = [each["content"] for each in chat.messages if each["role"] == "user"]
+    assert asked == ["/etc/hosts is what?", "/b\nc"]
+    assert "a space before it makes it a message" in capsys.readouterr().err
+
+
 def test_chat_goes_on_after_a_refusal(capsys: pytest.CaptureFixture[str]) -> None:
     status, chat = talk(FakeEngine(), "x" * 2000, "hi")
     assert status == 1
