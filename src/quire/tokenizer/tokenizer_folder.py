@@ -52,7 +52,8 @@ def read_backend(folder: Path) -> tokenizers.Tokenizer:
     except BaseException as error:  # the library raises the bare class, or panics
         if not is_failure(error):
             raise
-        raise CheckpointError(f"{path}: damaged ({error}); download it again") from error
+        text = f"{named_file(path)}: damaged ({error}); download it again"
+        raise CheckpointError(text) from error
     if (slow := slow_pattern(backend)) is not None:
         raise CheckpointError(
             f"{named_file(path)}: its {slow} may take very long on short texts; use another "
