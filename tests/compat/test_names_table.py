@@ -270,6 +270,12 @@ def test_serve_refuses_by_name(line: str, text: str) -> None:
         serve.make_parser().parse(line.split())
 
 
+@pytest.mark.parametrize("line", ["-m --prompt a", "--prompt a -m"])
+def test_a_model_that_is_missing_is_no_other_option(line: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--model: its value is missing; write it"):
+        generate.make_parser().parse(line.split())
+
+
 @pytest.mark.parametrize("line", ["-m x --prompt a", "--prompt a --model=x", "x -p a"])
 def test_a_command_takes_its_model_by_an_option_too(line: str) -> None:
     args = generate.make_parser().parse([*line.split(), "-n", "4", "--temp", "0"])
