@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Collection, Iterable
-from functools import cached_property
+from collections.abc import Collection, Iterable
+from functools import cached_property, partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from quire.background import CallerGoneError, TooLongError, is_hurried
 from quire.errors import InvalidRequestError, QuireError, invalid_value, is_failure
+from quire.tokenizer.control_names import (
+    EncodeText,
+    careful_encoder,
+    hides_names,
+    plain_encoder,
+)
 from quire.tokenizer.conversation_input import BREAK
 from quire.tokenizer.pattern_check import quick_chars
 
@@ -20,8 +25,6 @@ if TYPE_CHECKING:
     from quire.tokenizer.encoding_guard import EncodingGuard
 
 MAX_REASON_CHARS = 200
-_KIND = re.compile(rb'"type":"(\w+)"')
-_OF_SPACES = frozenset({b"Sequence", b"Prepend", b"Replace", b"Strip"})  # normalizers' kinds
 
 
 class Encoder:
@@ -32,8 +35,8 @@ class Encoder:
     ) -> None:
         self._backend = backend
         self._control = _beginnings_of(token.content for token in control)
-        # other texts may become names when they are normalized, where names are looked for then
-        self._hides_names = any(t.normalized for t in control) and _makes_names(backend.normalizer)
+        self._plain = plain_encoder(backend)
+        self._hides_names = hides_names(backend, control)
         self._quick_chars = quick_chars(backend)
         self._lock = Lock()
         self._known_guard: EncodingGuard | None = None
@@ -50,37 +53,26 @@ class Encoder:
         """
         try:
             is_broken = BREAK in text or (self._hides_names and not parse_special)
-            backend = self._careful if is_broken else self._backend
-            encode = backend.encode_batch_fast  # skips offsets, which makes it twice as fast
+            encode = self._careful if is_broken else self._plain
             if len(text) > self._quick_chars:
                 return self._guarded_ids(encode, text, is_broken, add_special_tokens)
-            (encoding,) = encode([text], add_special_tokens=add_special_tokens)
-            ids: list[int] = encoding.ids
+            return encode(text, add_special_tokens)
         except (QuireError, TooLongError, CallerGoneError):
             raise
         except BaseException as error:
             if not is_failure(error):
                 raise
             raise _failure(error) from None
-        return ids
 
     def _guarded_ids(
-        self,
-        encode: Callable[..., list[tokenizers.Encoding]],
-        text: str,
-        is_broken: bool,
-        add_special_tokens: bool,
+        self, encode: EncodeText, text: str, is_broken: bool, add_special_tokens: bool
     ) -> list[int]:
         if is_hurried():
             raise TooLongError
         from quire.tokenizer.encoding_subprocess import Question
 
-        def ids() -> list[int]:
-            (encoding,) = encode([text], add_special_tokens=add_special_tokens)
-            found: list[int] = encoding.ids
-            return found
-
-        return self._guard.ids(ids, Question(text, is_broken, add_special_tokens))
+        question = Question(text, is_broken, add_special_tokens)
+        return self._guard.ids(partial(encode, text, add_special_tokens), question)
 
     def escape_control_tokens(self, text: str) -> str:
         """The text with each control token's name broken behind its first character."""
@@ -99,9 +91,9 @@ class Encoder:
         return self.ids("\n")
 
     @cached_property
-    def _careful(self) -> tokenizers.Tokenizer:
+    def _careful(self) -> EncodeText:
         """Made when the first text with a control token's name comes: others take another path."""
-        return drop_breaks(self._backend)
+        return careful_encoder(self._backend)
 
     @property
     def _guard(self) -> EncodingGuard:
@@ -112,25 +104,6 @@ class Encoder:
 
                 self._known_guard = EncodingGuard(self._backend.to_str)
             return self._known_guard
-
-
-def drop_breaks(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """A copy that drops the breaks when it has found control tokens: as ids, texts are whole."""
-    import tokenizers
-
-    spec = json.loads(backend.to_str())
-    drop = {"type": "Replace", "pattern": {"String": BREAK}, "content": ""}
-    rest = [spec["normalizer"]] if spec["normalizer"] else []
-    spec["normalizer"] = {"type": "Sequence", "normalizers": [drop, *rest]}
-    for token in spec["added_tokens"]:
-        token["normalized"] &= not token["special"]  # look for them before the break goes
-    return tokenizers.Tokenizer.from_str(json.dumps(spec))
-
-
-def _makes_names(normalizer: tokenizers.normalizers.Normalizer | None) -> bool:
-    """Whether a normalizer changes letters, as NFKC and lower case do, not spaces alone."""
-    state = b"" if normalizer is None else normalizer.__getstate__()
-    return b'"Regex"' in state or not _OF_SPACES.issuperset(_KIND.findall(state))
 
 
 def _failure(error: BaseException) -> InvalidRequestError:
