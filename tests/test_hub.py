@@ -47,6 +47,20 @@ def test_what_can_only_be_a_folder_is_not_asked_from_the_hub(name: str) -> None:
         hub.resolve_model(name)
 
 
+def test_what_cannot_be_looked_at_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot be read \(File name too long\); check"):
+        hub.resolve_model("x" * 5000)
+
+    def denied(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    with pytest.raises(CheckpointError, match=r"cannot be read \(Permission denied\); check its"):
+        hub.resolve_model(str(tmp_path))
+
+
 @pytest.mark.parametrize("name", ["nope.gguf", "models/Nope-Q4_K_M.GGUF", "a.safetensors"])
 def test_what_can_only_be_a_file_is_not_asked_from_the_hub(name: str) -> None:
     with pytest.raises(CheckpointError, match=f"there is no file '{name}'; use a file"):

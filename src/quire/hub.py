@@ -41,6 +41,7 @@ _PAGE = re.compile(
 )
 _NO_HOME = "home directory"  # of pathlib's RuntimeError for a user who has none
 _OWNERS = "; a name on the hub begins with its owner, as in meta-llama/Llama-3.2-1B-Instruct"
+_LONGEST_NAME = 255  # characters that a message has of one
 _LIST_SECONDS = 10  # for the names of a repository's files, which only a message has
 # what a model needs to run; no pickles, no other frameworks' weights, no original checkpoints
 _NEEDED = ("config.json", "tokenizer.json")
@@ -89,7 +90,17 @@ def resolve_model(
 
 
 def _local(name: str, revision: str | None) -> Path | None:
-    """The folder of a local folder or GGUF file; None if it is neither."""
+    """The folder of a local folder or GGUF file; None if it is neither. Raises CheckpointError."""
+    try:
+        return _found(name, revision)
+    except OSError as error:  # no permission, a name that is too long
+        raise CheckpointError(
+            f"{name[:_LONGEST_NAME]!r} cannot be read ({error.strerror}); check its permissions, "
+            "or name another model"
+        ) from error
+
+
+def _found(name: str, revision: str | None) -> Path | None:
     folder = Path(os.path.expanduser(name))  # unlike Path's, leaves an unknown ~user as it is
     if name.strip() and folder.is_dir():
         _refuse_revision(name, revision, "is a local folder")

@@ -70,10 +70,10 @@ def check_range(name: str, within: Range | None, value: Any) -> None:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise ConfigError(f"{name} is {value!r}, which is not UTF-8; rename it") from None
+            raise ConfigError(f"{name} is {value!r:.64}, which is not UTF-8; rename it") from None
     if within is not None and value is not None:
         least, most = within
-        message = f"{name} must be between {least} and {most}, not {value}"
+        message = f"{name} must be between {least} and {most}, not {value!r:.64}"
         require(least <= value <= most, message)  # also refuses NaN
 
 
@@ -145,11 +145,13 @@ class Option(msgspec.Struct, frozen=True):
                 raise ConfigError(f"{self.name} {error}") from None
         if self.choices is not None and value not in self.choices:
             known = ", ".join(self.choices)
-            raise ConfigError(f"{self.name} must be one of {known}, not {value!r}")
+            raise ConfigError(f"{self.name} must be one of {known}, not {value!r:.64}")
         accepted: tuple[type, ...] = (int, float) if self.kind is float else (self.kind,)
         if not isinstance(value, accepted) or (self.kind is not bool and isinstance(value, bool)):
             or_list = ", or a list of such" if self.is_list else ""
-            raise ConfigError(f"{self.name} must be {_KINDS[self.kind]}{or_list}, not {value!r}")
+            raise ConfigError(
+                f"{self.name} must be {_KINDS[self.kind]}{or_list}, not {value!r:.64}"
+            )
         return value
 
 

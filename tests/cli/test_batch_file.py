@@ -83,6 +83,8 @@ def test_embeddings_are_answered() -> None:
         (line(""), "custom_id: "),
         (line("a"), "custom_id: another line"),
         (line("x", CHAT | {"stream": True}), "body.stream: "),
+        (line("x", {"input": "a", "background": True}, url="/v1/responses"), "body.background: "),
+        (line("x").replace(b'"hi"', b"[" * 5000 + b"]" * 5000), "nested too deeply; flatten it"),
         (line("x", extra=1), "extra: not supported; leave it out"),
     ],
 )
@@ -105,6 +107,13 @@ def test_a_refused_request_is_an_answer_with_its_status() -> None:
     (results,) = run([line("a", CHAT | {"temperature": -1})], FakeEngine())
     assert results["response"]["status_code"] == 400
     assert results["response"]["body"]["error"]["param"] == "temperature"
+
+
+def test_a_number_out_of_range_is_refused_by_its_field() -> None:
+    text = line("a", CHAT | {"temperature": 0.5}).replace(b"0.5", b"1e999")
+    (results,) = run([text], FakeEngine())
+    assert results["response"]["status_code"] == 400
+    assert results["response"]["body"]["error"]["message"].startswith("temperature: number out of")
 
 
 def test_a_failure_of_the_engine_ends_one_line_only() -> None:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -99,19 +100,22 @@ def test_chat_without_a_template_is_refused_once(
 
 
 @pytest.mark.parametrize(
-    ("words", "piped", "content"),
+    ("words", "data", "content"),
     [
-        (["quire-tiny", "hello you"], "", "hello you"),
-        (["quire-tiny", "hello", "--top-k", "2", "you"], "", "hello you"),
-        (["hello you"], "", "hello you"),
-        (["quire-tiny", "sum it up"], "one\ntwo\n", "one\ntwo\nsum it up"),
-        (["quire-tiny", "-e", r"a\tb"], "", "a\tb"),
+        (["quire-tiny", "hello you"], b"", "hello you"),
+        (["quire-tiny", "hello", "--top-k", "2", "you"], b"", "hello you"),
+        (["hello you"], b"", "hello you"),
+        (["quire-tiny", "hello you"], None, "hello you"),
+        (["quire-tiny", "sum it up"], b"one\ntwo\n", "one\ntwo\nsum it up"),
+        (["quire-tiny", "-"], b"one\ntwo\n", "one\ntwo"),
+        (["quire-tiny", "-e", r"a\tb"], b"", "a\tb"),
     ],
 )
 def test_a_message_of_the_command_line_is_answered_and_ends_it(
     words: list[str],
-    piped: str,
+    data: bytes | None,  # None: the writer writes nothing, and stays
     content: str,
+    piped: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -126,8 +130,8 @@ def test_a_message_of_the_command_line_is_answered_and_ends_it(
 
     engine.tokenizer.chat_prompt = chat_prompt  # type: ignore[method-assign]
     monkeypatch.setattr("quire.engine.frontend.async_engine.AsyncEngine.start", start)
-    monkeypatch.setattr("sys.stdin", io.StringIO(piped))
-    monkeypatch.setattr("sys.stdin.reconfigure", lambda **_: None, raising=False)
+    monkeypatch.setattr("quire.cli.prompt_texts.FIRST_SECONDS", 0.01)
+    piped(data or b"", is_open=data is None)
     assert main(["chat", *words]) == 0
     assert seen == [[{"role": "user", "content": content}]]
     out, err = capsys.readouterr()
@@ -137,10 +141,9 @@ def test_a_message_of_the_command_line_is_answered_and_ends_it(
 
 
 def test_an_empty_message_is_refused_before_a_model_is_loaded(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    piped: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
-    monkeypatch.setattr("sys.stdin.reconfigure", lambda **_: None, raising=False)
+    piped(b"\n")
     assert main(["chat", "/nowhere", " "]) == 2
     assert "the message is empty; write it, or leave it out" in capsys.readouterr().err
 
@@ -179,6 +182,14 @@ def test_chat_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert out == "Hello!\n"
     assert "/system TEXT" in err
     assert "unknown command /nonsense" in err
+
+
+def test_a_message_may_begin_as_a_command_does(capsys: pytest.CaptureFixture[str]) -> None:
+    status, chat = talk(FakeEngine(), "/etc/hosts is what?", " /etc/hosts is what?", "\n/b\nc")
+    assert status == 1, "a line of piped input was not answered"
+    asked = [each["content"] for each in chat.messages if each["role"] == "user"]
+    assert asked == ["/etc/hosts is what?", "/b\nc"]
+    assert "a space before it makes it a message" in capsys.readouterr().err
 
 
 def test_chat_goes_on_after_a_refusal(capsys: pytest.CaptureFixture[str]) -> None:

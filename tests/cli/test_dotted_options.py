@@ -46,8 +46,9 @@ def test_other_words_stay() -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ([f"{FLAG}.a"], "its value is missing"),
+        ([f"{FLAG}.a"], "its value is missing; write it after"),
         ([f"{FLAG}.a+"], "its value is missing"),
+        ([f"{FLAG}.a", "--port", "1"], "its value is missing"),
         ([f"{FLAG}.a", "1", f"{FLAG}.a.b", "2"], "a has a value already"),
         ([f"{FLAG}.a.b", "1", f"{FLAG}.a", "2"], "a has a value already"),
         ([f"{FLAG}.a", "1", f"{FLAG}.a+", "2"], "a has a value already"),

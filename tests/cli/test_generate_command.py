@@ -7,8 +7,7 @@ import json
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -307,20 +306,6 @@ def test_a_model_that_is_named_twice_is_no_prompt(
     assert capsys.readouterr().err == text
 
 
-@contextmanager
-def piped(data: bytes, monkeypatch: pytest.MonkeyPatch, *, is_open: bool = False) -> Iterator[None]:
-    """A pipe with these bytes as standard input. is_open: its writer stays."""
-    source, target = os.pipe()
-    os.write(target, data)
-    if not is_open:
-        os.close(target)
-    with open(source, newline="\n", encoding="ascii") as stdin:
-        monkeypatch.setattr("sys.stdin", stdin)
-        yield
-    if is_open:
-        os.close(target)
-
-
 BOM_AND_CRLF = b"\xef\xbb\xbf\xc3\xa9\r\ntwo\r\n"
 
 
@@ -340,19 +325,22 @@ def test_what_is_piped_in_comes_before_a_prompt(
     words: list[str],
     data: bytes,
     prompts: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+    piped: Callable[..., None],
 ) -> None:
-    with piped(data, monkeypatch):
-        assert main(["generate", *words]) == 0
+    piped(data)
+    assert main(["generate", *words]) == 0
     assert llm[1][0] == prompts
 
 
 def test_a_pipe_that_stays_empty_is_left_out_with_a_note(
-    llm: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    llm: list[Any],
+    piped: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("quire.cli.prompt_texts.FIRST_SECONDS", 0.01)
-    with piped(b"", monkeypatch, is_open=True):
-        assert main(["generate", "hi you"]) == 0
+    piped(b"", is_open=True)
+    assert main(["generate", "hi you"]) == 0
     assert llm[1][0] == ["hi you"]
     assert "nothing is piped in yet, so it is left out" in capsys.readouterr().err
 
@@ -375,11 +363,11 @@ def test_a_file_whose_lines_a_loop_reads_is_left_alone(
 def test_standard_input_that_is_no_prompt(
     words: list[str],
     data: bytes,
-    monkeypatch: pytest.MonkeyPatch,
+    piped: Callable[..., None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with piped(data, monkeypatch):
-        assert main(["generate", *words]) == 2
+    piped(data)
+    assert main(["generate", *words]) == 2
     assert "standard input is " in capsys.readouterr().err
 
 

@@ -206,6 +206,7 @@ def test_a_file(tmp_path: Path) -> None:
             r"models\[0\]: num-blocks and kv-cache-memory-bytes both set the KV",
         ),
         ("speculative-config: {a: 1}\n", 1, "speculative-config .* is not supported"),
+        ("override_generation_config: {a: 1, a: 2}\n", 1, "config has a name twice; write plain"),
         ("models:\n  - quire-tiny\n", 2, r"models\[0\] must have fields"),
         ("models:\n  - name: a\n", 2, r"models\[0\] has no model"),
         ("models:\n  - model: a\n    num_block: 3\n", 3, "num_block; did you mean num_blocks?"),
@@ -222,6 +223,11 @@ def test_a_file(tmp_path: Path) -> None:
             "quantization_overrides must be a string, or a list of such, not {",
         ),
         ("models:\n  - model: a\n    dtype: int3\n", 3, "dtype must be one of"),
+        (
+            "models:\n  - model: a\n    alias: b\n    name: c\n",
+            4,
+            r"models\[0\]: name and served_model_name both set its name; use one of them",
+        ),
         ("models:\n  - model: a\n\n    load: later\n", 4, "load must be one of at_start"),
         ("models:\n  - model: a\n    model: b\n", 3, "model is set twice"),
         ("models:\n  - model: a\n  - model: b\n    name: a\n", 3, "two models have the name 'a'"),
@@ -229,7 +235,7 @@ def test_a_file(tmp_path: Path) -> None:
         ("models:\n  - model: a\n   name: [\n", 3, "it must be YAML"),
         ("models: [&x {model: [*x]}]\n", 1, "model must be one value"),
         ("models: &x\n  - {model: *y}\n", 2, "it must be YAML"),
-        ("models: \x00", None, "it must be YAML"),
+        ("models: \x00", None, r"it has the character U\+0000, which YAML lacks; remove it"),
     ],
 )
 def test_mistakes_are_reported_with_their_line(
@@ -281,6 +287,28 @@ def test_the_command_reports_the_files_own_names(
     file.write_text("models:\n  - model: quire-tiny\n    scheduling_policy: x\n")
     assert main(["serve", "--config", str(file)]) == 2
     assert "models[0]: scheduling_policy must be one of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        ("seed: 1\nroot-path: x\n", [], "{file}, line 2: root-path must be a path such as /llm"),
+        ("block_size: 17\n", [], "{file}, line 1: block_size must be a power of two, not 17"),
+        ("max_model_len: 9M\n", ["--dry-run"], "{file}, line 1: max_model_len is 9437184"),
+        ("block_size: 16\n", ["--block-size", "17"], "--block-size must be a power of two"),
+    ],
+)
+def test_mistakes_that_are_found_later_have_their_line(
+    text: str,
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(text)
+    assert main(["serve", "--port", "0", "--config", str(file), *words]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message.format(file=file)}")
 
 
 ALL = """\

@@ -259,12 +259,21 @@ def test_serve_takes_command_lines_of_other_engines(capsys: pytest.CaptureFixtur
         ("-O3x 1", "^unknown option -O3x"),
         ("--spec-type ngram-simple", "^--spec-type 'ngram-simple' is not supported"),
         ("--ctx-sizes 1", "^unknown option --ctx-sizes; see quire serve --help"),
-        ("--ctx-size", "^--ctx-size: its value is missing"),
+        ("--ctx-size", "^--ctx-size: its value is missing; write it after"),
+        ("--numa-bind-nodes --port 9000", "^--numa-bind-nodes: its value is missing"),
+        ("x --cudagraph-capture-sizes --port=9", "^--cudagraph-capture-sizes: its value is"),
+        ("x --swap-space -tp 1", "^--swap-space: its value is missing"),
     ],
 )
 def test_serve_refuses_by_name(line: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         serve.make_parser().parse(line.split())
+
+
+@pytest.mark.parametrize("line", ["-m --prompt a", "--prompt a -m"])
+def test_a_model_that_is_missing_is_no_other_option(line: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--model: its value is missing; write it"):
+        generate.make_parser().parse(line.split())
 
 
 @pytest.mark.parametrize("line", ["-m x --prompt a", "--prompt a --model=x", "x -p a"])
@@ -273,7 +282,7 @@ def test_a_command_takes_its_model_by_an_option_too(line: str) -> None:
     assert (args.model, args.prompt, args.max_tokens, args.temperature) == ("x", ["a"], 4, 0)
 
 
-@pytest.mark.parametrize("text", ["1.", "007", " 1", "1_000", "1e3", "true", "{}", "--"])
+@pytest.mark.parametrize("text", ["1.", "007", " 1", "1_000", "1e3", "true", "{}", "--", "-1"])
 def test_a_text_under_another_name_stays_as_it_is_written(text: str, tmp_path: Path) -> None:
     args = generate.make_parser().parse([f"--reverse-prompt={text}", "-a", text, "-p", "a"])
     assert (args.stop, args.served_model_name) == ([text], text)
@@ -295,8 +304,28 @@ def test_a_number_of_yaml_is_a_text_under_another_name_too(tmp_path: Path) -> No
 def test_values_of_numpy_are_those_of_python() -> None:
     config = EngineConfig.from_options(disable_radix_cache=np.bool_(True), swap_space=np.int64(0))
     assert config == EngineConfig.from_options(enable_prefix_caching=False)
+    given = {"temperature": np.float32(0.5), "top_k": np.int64(3)}
+    config = EngineConfig.from_options(override_generation_config=given)
+    assert config.model.override_generation_config == '{"temperature": 0.5, "top_k": 3}'
+    config = EngineConfig.from_options(served_model_name=np.array(["a", "b"]))
+    assert (config.model.public_name, config.model.aliases) == ("a", ["b"])
     with pytest.raises(ConfigError, match=r"^tensor_split array\(\[1, 2\]\) is not supported"):
         EngineConfig.from_options(tensor_split=np.array([1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("override_generation_config", {"temperature": object()}),
+        ("dtype", np.array([1, 2])),
+        ("served_model_name", np.int64(3)),
+        ("threads", np.array([1, 2])),
+        ("seed", {1, 2}),
+    ],
+)
+def test_values_of_any_type_are_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} must "):
+        EngineConfig.from_options(**{name: value})
 
 
 def test_stages_that_are_left_out_are_off() -> None:

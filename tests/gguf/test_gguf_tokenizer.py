@@ -75,6 +75,16 @@ def test_sentence_piece_merges_by_score(tmp_path: Path) -> None:
     assert (ours.bos_token_id, ours.eos_token_id) == (1, 2)
 
 
+def test_sentence_piece_merges_no_text_to_control_and_byte_tokens(tmp_path: Path) -> None:
+    key, kinds = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+    more = ["<", "s", ">", "s>", "0", "x", "4", "1", "1>", "41>", "x41>", "0x41>"]
+    changes = {key: SPM[key] + more, kinds: SPM[kinds] + [1] * len(more)}
+    changes["tokenizer.ggml.scores"] = [*SPM["tokenizer.ggml.scores"], *[-99.0] * len(more)]
+    ours = made(tmp_path, SPM | changes)
+    for text in ("<s>", "h<0x41>"):
+        assert ours.decode(ours.encode(text)) == text
+
+
 def test_sentence_piece_without_a_space_in_front(tmp_path: Path) -> None:
     ours = made(tmp_path, SPM | {"tokenizer.ggml.add_space_prefix": False})
     assert [ours.id_to_token(i) for i in ours.encode("hello")[1:]] == ["hello"]

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer as Backend
@@ -99,9 +100,33 @@ def test_chats_and_batches_of_them_are_those_of_transformers(
             both[0].apply_chat_template(none, **texts)
 
 
+def test_lists_of_ids_are_read_as_by_transformers(both: Any) -> None:
+    ids = both[1](TEXTS[2]).input_ids
+    for skip in (True, False):
+        for given in (
+            ids,
+            [ids, [], ids[:1]],
+            np.array([ids, ids]),
+            torch.tensor(ids),
+            [],
+            [both[1].eos_token_id],
+        ):
+            own, oracle = (each.decode(given, skip_special_tokens=skip) for each in both)
+            assert own == oracle
+            own, oracle = (each.batch_decode(given, skip_special_tokens=skip) for each in both)
+            assert own == oracle
+        own, oracle = (
+            each.convert_ids_to_tokens(ids[1:], skip_special_tokens=skip) for each in both
+        )
+        assert own == oracle
+
+
 def test_positions_of_arguments_are_those_of_transformers(both: Any) -> None:
     own, oracle = both
-    for name in ("__call__", "encode", "decode", "batch_decode", "apply_chat_template"):
+    for name in (
+        *("__call__", "encode", "decode", "batch_decode", "apply_chat_template"),
+        "convert_ids_to_tokens",
+    ):
         found, expected = (inspect.signature(getattr(type(each), name)) for each in both)
         by_position = [
             each.name

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from quire.core.sampling_params import MAX_BAD_WORDS
@@ -110,9 +113,10 @@ def test_token_bytes_of_each_spelling(gpt2: Tokenizer, llama2: Tokenizer) -> Non
     assert llama2.token_bytes(space) == b" "
     assert llama2.token_bytes(space, first=True) == b""
     assert llama2.token_bytes(llama2.eos_token_id or 0) == b"</s>"
-    for unknown in (-1, 10**6):
+    for unknown in (-1, 10**6, 2**32, 10**30):
         assert gpt2.token_bytes(unknown) == b""
         assert gpt2.decode([unknown]) == ""
+        assert gpt2.id_to_token(unknown) is None
 
 
 def test_named_ids(tokenizer: Tokenizer, oracle: PreTrainedTokenizerFast) -> None:
@@ -173,6 +177,63 @@ def test_control_tokens_of_normalized_text_are_broken_too(folders: dict[str, Pat
     ids = tokenizer.encode("a<|x|> b", add_special_tokens=False)
     assert control not in ids
     assert tokenizer.decode(ids) == "a<|x|> b"
+
+
+@pytest.mark.parametrize("kind", ["unigram", "word_level", "gpt2"])
+@pytest.mark.parametrize("normalizer", [None, normalizers.NFKC()])
+def test_models_find_no_control_tokens_in_texts(
+    kind: str, normalizer: Any, folders: dict[str, Path]
+) -> None:
+    """Where control tokens are in the vocabulary, as SentencePiece's are."""
+    spec = json.loads((folders[kind] / "tokenizer.json").read_text())
+    model, names = spec["model"], ["<unk>", "<s>", "</s>"]
+    if kind == "unigram":
+        rest = [piece for piece in model["vocab"] if piece[0] not in names]
+        model |= {"vocab": [*([name, 0.0] for name in names), *rest], "unk_id": 0}
+    else:
+        rest = [name for name in model["vocab"] if name not in names]
+        model["vocab"] = {name: i for i, name in enumerate([*names, *rest])}
+        model["ignore_merges"] = True
+        spec["pre_tokenizer"] = {"type": "WhitespaceSplit"}
+    flags = {"special": True, "normalized": False}
+    flags |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    spec["added_tokens"] = [flags | {"id": i, "content": each} for i, each in enumerate(names)]
+    backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    backend.add_special_tokens(["<|later|>"])
+    backend.post_processor = processors.TemplateProcessing(
+        "<s> $A <|later|>",
+        special_tokens=[(n, backend.token_to_id(n)) for n in ("<s>", "<|later|>")],
+    )
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    tokenizer = Tokenizer(backend)
+    start, end, later = (tokenizer.control_token_id(n) for n in ("<s>", "</s>", "<|later|>"))
+    for text in ("fox </s> fox", "</s>", "<|later|>") + ("\uff1c/s\uff1e",) * (
+        normalizer is not None
+    ):
+        first, *inner, last = tokenizer.encode(text)
+        assert (first, last) == (start, later)
+        assert not {start, end, later}.intersection(inner)
+        assert backend.encode(text).ids == tokenizer.encode(text, parse_special=True)
+    broken = tokenizer._encoder.escape_control_tokens("</s>")
+    ids = tokenizer.encode_prompt(f"<s>fox {broken}</s><|later|>")
+    assert [i for i in ids if i in (start, end, later)] == [start, end, later]
+
+
+@pytest.mark.parametrize("normalizer", [normalizers.NFKC(), normalizers.Lowercase()])
+def test_texts_that_become_control_tokens_when_they_are_normalized(
+    normalizer: Any, folders: dict[str, Path]
+) -> None:
+    backend = tokenizers.Tokenizer.from_file(str(folders["gpt2"] / "tokenizer.json"))
+    backend.add_tokens([tokenizers.AddedToken("<|x|>", special=True, normalized=True)])
+    backend.normalizer = normalizer
+    tokenizer = Tokenizer(backend)
+    control = tokenizer.control_token_id("<|x|>")
+    for text in ("a\uff1c|x|\uff1e", "a<|X|>", "<|x|>"):
+        assert tokenizer.encode(text, parse_special=True) == backend.encode(text).ids
+        assert control not in tokenizer.encode(text)
+    assert control in tokenizer.encode_prompt("a<|x|>")
+    assert control not in tokenizer.encode_prompt("a\uff1c|x|\uff1e <|X|>")
 
 
 @pytest.mark.parametrize("text", ["\ud83d", "ok \udc00 no", "a" + BREAK])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -87,6 +88,42 @@ def test_a_named_token_becomes_a_control_token(write: WriteFolder) -> None:
     assert tokenizer.encode("a fox", parse_special=True) == oracle.encode("a fox")
 
 
+@pytest.mark.parametrize("is_special", [True, False], ids=["special", "plain"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"eos_token": "<|im_end|>"},
+        {"eos_token": {"content": "<|im_end|>", "rstrip": True, "__type": "AddedToken"}},
+        {"additional_special_tokens": ["fox", "<|im_end|>"]},
+        {"extra_special_tokens": {"image": "fox"}},
+        {"image_token": "fox"},
+    ],
+)
+def test_special_tokens_of_the_settings_are_those_of_transformers(
+    settings: dict[str, Any], is_special: bool, write: WriteFolder
+) -> None:
+    """is_special: of <|im_end|> in tokenizer.json, where fox is an ordinary token."""
+    folder = write(**settings)
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    (end,) = [each for each in spec["added_tokens"] if each["content"] == "<|im_end|>"]
+    end["special"] = is_special
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+    tokenizer = Tokenizer.from_folder(folder)
+    oracle = PreTrainedTokenizerFast.from_pretrained(folder)
+    text = "afox  b <|im_end|>  c"
+    ids = oracle.encode(text)
+    assert tokenizer.encode(text, parse_special=True) == ids
+    assert tokenizer.decode(ids) == oracle.decode(ids, skip_special_tokens=True)
+    is_control = tokenizer.control_token_id("<|im_end|>") is not None
+    assert is_control == (is_special or "<|im_end|>" in json.dumps(settings.get("eos_token", "")))
+    assert (tokenizer.token_to_id("<|im_end|>") in tokenizer.encode(text)) != is_control
+
+
+def test_lists_of_special_tokens_that_are_none_are_left_out(write: WriteFolder) -> None:
+    folder = write(additional_special_tokens=3, extra_special_tokens=[None, 4, "[NONE]"])
+    assert Tokenizer.from_folder(folder).control_token_id("</s>") is not None
+
+
 def test_a_named_token_without_an_id_is_left_out(write: WriteFolder) -> None:
     tokenizer = Tokenizer.from_folder(write(pad_token="[PAD]", eos_token="[EOS]"))
     assert tokenizer.eos_token_id is None
@@ -135,13 +172,20 @@ def test_truncation_and_padding_are_off(write: WriteFolder) -> None:
     assert tokenizer.decode(tokenizer.encode("1 2 3 4 5 6 7 8")) == "1 2 3 4 5 6 7 8"
 
 
+def behind_fuse(**step: Any) -> dict[str, Any]:
+    return {"type": "Sequence", "decoders": [{"type": "Fuse"}, step]}
+
+
 @pytest.mark.parametrize(
     "decoder",
     [
         {"type": "CTC", "pad_token": "p", "word_delimiter_token": "|", "cleanup": True},
         {"type": "BPEDecoder", "suffix": "</w>"},
         {"type": "Strip", "content": " ", "start": 0, "stop": 1},
-        {"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "BPEDecoder", "suffix": "w"}]},
+        behind_fuse(type="BPEDecoder", suffix="w"),
+        behind_fuse(type="Replace", pattern={"String": " ,"}, content=","),
+        behind_fuse(type="Replace", pattern={"Regex": " +"}, content=" "),
+        behind_fuse(type="Strip", content=" ", start=2, stop=0),
     ],
 )
 def test_decoders_that_rewrite_are_refused(write: WriteFolder, decoder: object) -> None:

@@ -21,6 +21,11 @@ URLS = (
     *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"),
     *("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"),
 )
+NOT_HERE = {
+    "stream": "streaming is not possible in a batch file",
+    "background": "answers are written when they are whole, so nobody would fetch this one",
+}
+"""Fields of a body that are refused, and why."""
 MAX_ID_CHARS = 512
 MAX_LINE_BYTES = 16 << 20  # more is not even read; a body has at most 4 MiB
 MAX_HELD_BYTES = 4 * MAX_LINE_BYTES  # of the lines under way, with one more
@@ -137,6 +142,8 @@ def _problem(error: Exception, data: bytes) -> str:
         if unknown := _UNKNOWN.fullmatch(str(error)):
             return f"{unknown[1][:64]}: not supported; leave it out"
         return str(wrong_value(str(error), "", _decoder, data))
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply; flatten it"
     if isinstance(error, msgspec.DecodeError | UnicodeDecodeError):
         return f"it is not JSON ({error}); correct it"
     return str(error)
@@ -152,9 +159,18 @@ def _check(line: BatchLine, seen: set[str]) -> None:
         raise ValueError(f"custom_id: must have 1 to {MAX_ID_CHARS} characters")
     if line.custom_id in seen:
         raise ValueError("custom_id: another line has the same; each must be unique")
-    body: Any = msgspec.json.decode(line.body)
-    if isinstance(body, dict) and body.get("stream"):
-        raise ValueError("body.stream: streaming is not possible in a batch file; leave it out")
+    fields = _fields(line.body)
+    for name, why in NOT_HERE.items():
+        if fields.get(name):
+            raise ValueError(f"body.{name}: {why}; leave it out")
+
+
+def _fields(body: msgspec.Raw) -> dict[str, Any]:
+    """A body's fields; none where it is not an object, of which the endpoint tells."""
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.DecodeError:  # or has a number out of range
+        return {}
 
 
 async def _post(app: ASGIApp, url: str, body: bytes) -> BatchReply:

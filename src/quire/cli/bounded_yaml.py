@@ -68,7 +68,10 @@ class _Reader:
             raise UnusualYamlError(f"has the tag {node.tag[:MAX_NUMBER]!r}")
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, depth + 1) for item in node.value]
-        return {key_text(key): self.value(item, depth + 1) for key, item in node.value}
+        found = {key_text(key): self.value(item, depth + 1) for key, item in node.value}
+        if len(found) < len(node.value):
+            raise UnusualYamlError("has a name twice")
+        return found
 
 
 def key_text(node: yaml.Node) -> str:

@@ -17,7 +17,7 @@ from quire.cli.generate import AnswerLine, could_be_model
 from quire.cli.options import CommandParser, add_engine_options, engine_config
 from quire.cli.prompt_texts import (
     add_prompt_options,
-    piped_text,
+    piped_before,
     read_escapes,
     template_variables,
 )
@@ -125,9 +125,8 @@ def message(words: Sequence[str]) -> str:
 
     Raises ConfigError for an empty one.
     """
-    piped = "" if sys.stdin.isatty() else piped_text()
-    words = [word for word in words if word != "-"]  # which is what is piped in
-    text = "\n".join(filter(None, (piped.strip(), " ".join(words).strip())))
+    own = " ".join(word for word in words if word != "-").strip()  # - is what is piped in
+    text = "\n".join(filter(None, (piped_before(words), own)))
     if not text:
         raise ConfigError("the message is empty; write it, or leave it out to type messages")
     return text
@@ -164,13 +163,13 @@ class Chat:
     def run(self, messages: Iterator[str]) -> int:
         """Answer each message; returns the exit status: 1 for input that ends after a failure."""
         for text in messages:
-            word, _, rest = text.strip().partition(" ")
+            word, _, rest = text.rstrip().partition(" ")
             word = _ALIASES.get(word, word)
             if word == "/quit":
                 return 0
             if word.startswith("/"):
                 self._command(word, rest.strip())
-            elif word:
+            elif text.strip():
                 self._send_request(text.strip())
         return 1 if self._num_failures and not sys.stdin.isatty() else 0
 
@@ -188,7 +187,9 @@ class Chat:
             case _ if word in _AT_START:
                 say(f"there is no {word} here; use options of `quire chat`")
             case _:
-                say(f"unknown command {word}; /help lists them")
+                fix = "/help lists them; a space before it makes it a message"
+                say(f"unknown command {word}; {fix}")
+                self._num_failures += 1
 
     def _begin(self, system: str) -> None:
         self._system = system

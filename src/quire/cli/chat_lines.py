@@ -33,10 +33,10 @@ def read_messages(read_line: ReadLine | None = None) -> Iterator[str]:
 
 
 def _message(read_line: ReadLine) -> str:
-    text = read_line(_PROMPT).strip()
-    if not text.startswith(QUOTES):
+    text = read_line(_PROMPT).rstrip()
+    if not text.lstrip().startswith(QUOTES):
         return text
-    block = [text.removeprefix(QUOTES)]
+    block = [text.lstrip().removeprefix(QUOTES)]
     while not block[-1].endswith(QUOTES):
         try:
             block.append(read_line(_MORE).rstrip("\n"))

@@ -64,8 +64,8 @@ def _name(match: re.Match[str]) -> str:
 
 def _following(rest: Iterator[str], flag: str) -> str:
     value = next(rest, None)
-    if value is None:
-        raise ConfigError(f"{flag}: its value is missing")
+    if value is None or value.startswith("--"):
+        raise ConfigError(f"{flag}: its value is missing; write it after the option")
     return value
 
 

@@ -81,7 +81,7 @@ class _Rewriter:
                 self._close()
                 self.words += [word, *rest]
             elif flag == "--model" and flag not in self._flags and self._takes_model:
-                self._name_model(text if sign else next(rest, ""))
+                self._name_model(text if sign else self._following(rest, flag))
             elif flag.startswith("--") and f"--no-{flag[2:]}" in self._flags:  # a switch
                 value = text if sign else self._switch_value(rest, pending)
                 self.words.append(self._switch(flag, value) or flag + sign + text)
@@ -129,19 +129,28 @@ class _Rewriter:
     ) -> str | None:
         if row.arity == "switch":
             return self._switch_value(rest, pending)
-        following = next(rest, None)
         if row.arity in ("value", "numbers"):
-            if following is None:
-                raise ConfigError(f"{flag}: its value is missing")
+            value = self._following(rest, flag)
             while row.arity == "numbers" and (word := next(rest, None)) is not None:
                 if not word.isdecimal():
                     pending.append(word)
                     break
-            return following
+            return value
+        following = next(rest, None)
         if following is not None and following.lower() not in _SWITCH_WORDS:
             pending.append(following)
             return None
         return following
+
+    def _following(self, rest: Iterator[str], flag: str) -> str:
+        """The word after an option. Raises ConfigError where there is none but a known option, as
+        -tp and --port=1 are, and -1 and --END are not.
+        """
+        word = next(rest, None)
+        own = "" if word is None else self._own_spelling(word)[0]
+        if word is None or own in self._flags or row_of(own) is not None:
+            raise ConfigError(f"{flag}: its value is missing; write it after the option")
+        return word
 
     def _switch_value(self, rest: Iterator[str], pending: list[str]) -> str | None:
         """The word after a switch, if it is a value, as older engines write it."""
@@ -198,7 +207,7 @@ class _Rewriter:
             from quire.compat.name_homes import command_home  # usually not needed
 
             home = command_home(flag, name, self._flags, value)
-            raise ConfigError(home or f"{flag} is of another command")
+            raise ConfigError(home or f"{flag} is of another command; leave it out")
 
 
 def row_of(flag: str) -> tuple[ForeignName, bool] | None:

@@ -14,7 +14,7 @@ from quire.cli.options import CommandParser, add_engine_options, engine_config, 
 from quire.cli.prompt_texts import (
     MOST_BYTES,
     add_prompt_options,
-    has_piped_text,
+    piped_before,
     piped_text,
     read_escapes,
     template_variables,
@@ -208,13 +208,11 @@ def read_prompts(args: Namespace) -> list[Given]:
 
 def _with_piped(prompts: list[Given]) -> list[Given]:
     """The prompts with what is piped in before each, as in a chat; - is that alone."""
-    if all(prompt.text != "-" for prompt in prompts) and not has_piped_text():
-        return prompts
-    piped = piped_text().strip()
-    words = ("" if text == "-" else text for text, _ in prompts)
-    texts = ["\n".join(filter(None, (piped, text))) for text in words]
-    if not all(texts):
+    words = [prompt.text for prompt in prompts]
+    piped = piped_before(words)
+    if "-" in words and not piped:
         raise ConfigError("standard input is empty; write a prompt instead of -")
+    texts = (piped if word == "-" else "\n".join(filter(None, (piped, word))) for word in words)
     return [Given(text, prompt.source) for text, prompt in zip(texts, prompts, strict=True)]
 
 

@@ -15,13 +15,13 @@ Owns what may stand where; options and their ranges are in config.py and server/
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.yaml_file import Given, YamlFile
 from quire.config import EngineConfig, iter_options
 from quire.engine.processes.fleet_model import ModelSpec
-from quire.errors import ConfigError, UserError
+from quire.errors import ConfigError, FileError, UserError
 from quire.options import options_of
 from quire.server.settings import ServerSettings
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 LOADS = ("at_start", "on_demand")
 _ENGINE = {option.name: option for _, option in iter_options()}
 _ALL = _ENGINE | {option.name: option for option in options_of(ServerSettings)}
-_NAMED = re.compile(rf"(?<![\w-])(?:{'|'.join(sorted(_ENGINE, key=len, reverse=True))})(?![\w-])")
+_NAMED = re.compile(rf"(?<![\w-])(?:{'|'.join(sorted(_ALL, key=len, reverse=True))})(?![\w-])")
 
 
 class ConfigFile:
-    """The contents of a file. options: of the server and the engine, by name.
+    """The contents of a file. given: options of the server and the engine, by name.
 
     Raises ConfigError that names the file, the line and the option.
     """
@@ -52,8 +52,8 @@ class ConfigFile:
                 text = "models must be a list with an entry for each model"
                 raise self._file.wrong(listed.node.start_mark, text)
             self._entries = listed.node.value
-        self.options: dict[str, Any] = {name: given.value for name, given in found.items()}
-        if self._entries and "model" in self.options:
+        self.given = found
+        if self._entries and "model" in found:
             text = "model and models both name models; use one of them"
             raise self._file.wrong(found["model"].node.start_mark, text)
 
@@ -66,6 +66,18 @@ class ConfigFile:
     def notices(self) -> list[str]:
         """Sentences on options of other engines that had no effect."""
         return self._file.notices
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Forget options, as the command line has them."""
+        for name in names:
+            self.given.pop(name, None)
+
+    def explained(self, error: UserError) -> UserError:
+        """An error with its line, where it is about an option of the file."""
+        named = _NAMED.search(str(error))
+        if isinstance(error, FileError) or named is None or named[0] not in self.given:
+            return error
+        return self._file.wrong(self.given[named[0]].node.start_mark, str(error))
 
     def models(self, common: Mapping[str, Any], load: str) -> list[ModelSpec]:
         """The listed models. common: engine options, load: the default, for those without own."""
@@ -95,6 +107,9 @@ class ConfigFile:
         values = {name: given.value for name, given in fields.items()}
         load = self._text(values.pop("load", None), where) or load
         own_name = self._text(values.pop("name", None), where)
+        if own_name and "served_model_name" in values:
+            text = f"{where}: name and served_model_name both set its name; use one of them"
+            raise wrong(fields["name"].node.start_mark, text)
         name = own_name or values.pop("served_model_name", None) or values["model"]
         if load not in LOADS:
             text = f"{where}.load must be one of {', '.join(LOADS)}, not {load!r}"
@@ -124,7 +139,7 @@ class ConfigFile:
         """A function that adds the place in the file to an error about a model."""
 
         def explain(error: UserError) -> UserError:
-            named = _NAMED.findall(str(error))
+            named = [name for name in _NAMED.findall(str(error)) if name in _ENGINE]
             if named and named[0] in common and named[0] not in fields:
                 return error  # an option for all models
             mark = next((fields[n].node.start_mark for n in named if n in fields), node.start_mark)

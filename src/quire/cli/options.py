@@ -76,23 +76,26 @@ class CommandParser(argparse.ArgumentParser):
         # words may stand between options; argparse forgets there what follows `--`
         parse = self.parse_known_args if "--" in own else self.parse_known_intermixed_args
         args, unknown = parse(own)
-        for word in unknown:
-            if word == "--":
-                raise ConfigError("words before -- and after it; write all of them after it")
-            if word.startswith("-"):
-                name = word.partition("=")[0]
-                if name in flags:
-                    raise ConfigError(f"{name} is behind --, where words are; write it before --")
-                near = nearest_name(name, self._option_string_actions)
-                hint = f"did you mean {near}?" if near else f"see {self.prog} --help"
-                from quire.compat.name_homes import command_home  # usually not needed
-
-                home = command_home(name, name.lstrip("-").replace("-", "_"), flags)
-                raise ConfigError(home or f"unknown option {name[:64]}; {hint}")
+        for option in (word for word in unknown if word.startswith("-")):
+            raise self._unknown_option(option)
         if unknown:
             text = f"unexpected {unknown[0][:64]!r}; {self._instead}, or see {self.prog} --help"
             raise ConfigError(text)
         return args
+
+    def _unknown_option(self, word: str) -> ConfigError:
+        """The error for an option that is not there, or stands where words are."""
+        name, flags = word.partition("=")[0], self._option_string_actions
+        if word == "--":
+            return ConfigError("words before -- and after it; write all of them after it")
+        if name in flags:
+            return ConfigError(f"{name} is behind --, where words are; write it before --")
+        near = nearest_name(name, flags)
+        hint = f"did you mean {near}?" if near else f"see {self.prog} --help"
+        from quire.compat.name_homes import command_home  # usually not needed
+
+        home = command_home(name, name.lstrip("-").replace("-", "_"), flags)
+        return ConfigError(home or f"unknown option {name[:64]}; {hint}")
 
     def in_flags(self, text: str) -> str:
         """An error's text with options for the settings that it names: max_tokens, --max-tokens.

@@ -12,6 +12,7 @@ import re
 import select
 import stat
 import sys
+from collections.abc import Collection
 from typing import Any, TextIO
 
 from quire.cli.options import CommandParser
@@ -101,7 +102,12 @@ def piped_text() -> str:
     return text
 
 
-def has_piped_text() -> bool:
+def piped_before(prompts: Collection[str]) -> str:
+    """The text that is piped in beside prompts, mostly none; only a prompt - waits for it."""
+    return piped_text().strip() if "-" in prompts or _has_piped_text() else ""
+
+
+def _has_piped_text() -> bool:
     """Whether a file or a pipe comes in that has something; tells of a pipe that stays empty."""
     try:
         file = sys.stdin.fileno()

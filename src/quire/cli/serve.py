@@ -32,7 +32,7 @@ from quire.config import EngineConfig
 from quire.engine.processes.fleet_model import ModelSpec
 from quire.engine.processes.model_fleet import FleetSettings, ModelFleet
 from quire.engine.processes.server_supervisor import ServerSupervisor, ServerSupervisorSettings
-from quire.errors import ConfigError
+from quire.errors import ConfigError, UserError
 from quire.logs import LogOptions, configure_logging
 from quire.options import options_of
 from quire.server.http.api_keys import listed
@@ -106,6 +106,13 @@ def run(argv: Sequence[str]) -> int:
     parser = make_parser()
     args = parser.parse(argv)
     read_config(args)
+    try:
+        return _run(args, parser, begin)
+    except UserError as error:
+        raise args.config.explained(error) if "config" in args else error from None
+
+
+def _run(args: argparse.Namespace, parser: CommandParser, begin: float) -> int:
     settings = server_settings(args)
     for notice in unread_variables(os.environ, vars(args)):
         print(f"note: {notice}", file=sys.stderr)
@@ -142,9 +149,8 @@ def read_config(args: argparse.Namespace) -> None:
         print(f"note: {notice}", file=sys.stderr)
     if file.names_models and given.keys() & {"model", "models"}:
         raise ConfigError("MODEL, --model and the models of --config exclude each other; use one")
-    if "models" in given:
-        file.options = {n: v for n, v in file.options.items() if n not in _OF_ONE_MODEL}
-    args.__dict__.update(file.options | given)
+    file.leave_out([*given, *(_OF_ONE_MODEL if "models" in given else ())])
+    args.__dict__.update({name: option.value for name, option in file.given.items()})
     args.config = file
 
 

@@ -24,7 +24,7 @@ _LARGEST_FILE = 1 << 16  # bytes
 _ONLY_TYPED = ("config", "dry_run", "gpu_memory_gib", "json")  # of a run, not of a server
 # of options in messages, not in what messages quote
 _NAME = re.compile(r"(?<![\w'\"$/-])(?<!\w\.)[a-z]+(?:_[a-z]+)+(?![\w/-])(?!\.\w)")
-_PLAIN = "write plain values, without aliases and tags"
+_PLAIN = "write plain values, each once, without aliases and tags"
 
 
 class Given(NamedTuple):
@@ -56,8 +56,9 @@ class YamlFile:
             raise self.wrong(mark, f"it must be YAML ({error.problem})") from None
         except UnusualYamlError as error:
             raise self.wrong(None, f"it {error}; leave some out") from None
-        except yaml.YAMLError:
-            raise self.wrong(None, "it must be YAML; see docs/command-line.md") from None
+        except yaml.reader.ReaderError as error:
+            text = f"it has the character U+{error.character:04X}, which YAML lacks; remove it"
+            raise self.wrong(None, text) from None
         if not isinstance(root, yaml.MappingNode):
             raise self.wrong(None, "it has no options; write one a line, such as `port: 8000`")
         return root
@@ -192,7 +193,8 @@ def _value(option: Option | None, node: yaml.Node) -> Any:
     try:
         return plain(node)
     except UnusualYamlError:
-        if is_one or option is None or option.is_list:
+        is_object = option is not None and option.kind is str and isinstance(node, yaml.MappingNode)
+        if is_one or option is None or option.is_list or is_object:
             raise
         raise ConfigError(f"{option.name} must be one value") from None
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from quire.compat.foreign_name import DEFAULT, same_value
 from quire.errors import ConfigError
+from quire.plain_values import plain_value
 
 _FORMATS = ("safetensors", "hf", "fastsafetensors", "runai_streamer", "gguf")
 _NO_PICKLE = "weights are read from safetensors; convert the checkpoint, and leave it out"
@@ -131,17 +132,18 @@ REFUSED_VALUES: Mapping[str, Mapping[str, str]] = {
 def own_value(name: str, value: Any) -> Any:
     """The value of one of Quire's settings as Quire spells it; DEFAULT: leave the setting out.
 
-    None is the default of each setting. A torch.dtype is its name. Raises ConfigError for a value
-    that is known and not there.
+    None is the default of each setting. A torch.dtype is its name, an array or a set a list. Raises
+    ConfigError for a value that is known and not there.
     """
     if value is None:
         return DEFAULT
+    value = plain_value(value)
     if type(value).__module__.partition(".")[0] == "torch":
         value = str(value).removeprefix("torch.")
-    if name == "served_model_name" and value in ([], ()):
+    if name == "served_model_name" and value == []:
         return DEFAULT
     if name in _JSON and isinstance(value, dict):
-        return json.dumps(value)
+        return _as_json(name, value)
     if name == "seed" and same_value(value, -1):  # as in llama.cpp, Ollama and KoboldCpp
         return random.getrandbits(63)
     spelled = value.lower() if name in _CASELESS and isinstance(value, str) else value
@@ -152,3 +154,10 @@ def own_value(name: str, value: Any) -> Any:
     if why and not (name == "chat_template" and Path(value).is_file()):
         raise ConfigError(f"{name} {value!r} is not supported: {why}")
     return spelled
+
+
+def _as_json(name: str, members: dict[Any, Any]) -> str:
+    try:
+        return json.dumps(members, default=plain_value)
+    except (TypeError, ValueError, RecursionError):
+        raise ConfigError(f"{name} must have JSON values, not {members!r:.64}") from None

@@ -24,7 +24,7 @@ from quire.last_use import NO_HOME, last_use, mark_used, user_cache
 from quire.model_folder import GGUF_LINK, NO_TOKENIZER, check_regular
 from quire.version import __version__
 
-_LAYOUT = 2  # to be raised when other files are made of the same metadata
+_LAYOUT = 3  # to be raised when other files are made of the same metadata
 _MOST_FOLDERS = 32  # that are kept, of those that were used last
 
 
@@ -75,7 +75,8 @@ def _name(file: Path) -> str:
         check_regular(file)
         status = file.stat()
     except OSError as error:
-        raise CheckpointError(f"{file} cannot be read ({error.strerror})") from error
+        text = f"{file} cannot be read ({error.strerror}); check its permissions"
+        raise CheckpointError(text) from error
     key = (__version__, _LAYOUT, str(file.resolve()), status.st_size, status.st_mtime_ns)
     return hashlib.sha256(repr(key).encode()).hexdigest()[:32]
 

@@ -12,7 +12,7 @@ from typing import Any
 from quire.errors import CheckpointError
 from quire.gguf.metadata import Metadata
 from quire.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
-from quire.gguf.vocabulary_list import MODEL, VocabularyList
+from quire.gguf.vocabulary_list import MODEL, NORMAL, VocabularyList
 
 _PRE = "tokenizer.ggml.pre"
 _TEMPLATE = "tokenizer.chat_template"
@@ -112,11 +112,13 @@ def _sentence_piece(metadata: Metadata, words: VocabularyList) -> dict[str, Any]
     """SentencePiece's BPE with scores, and bytes for what has no token."""
     scores = metadata.numbers("tokenizer.ggml.scores", len(words.tokens))
     vocab = words.ids()
+    # text never becomes another token, such as <s> or <0x41>, whose name its pieces may spell
+    pieces = {token: i for token, i in vocab.items() if words.kinds[i] == NORMAL}
     has_bytes = all(f"<0x{value:02X}>" in vocab for value in range(256))
     model = {
         "type": "BPE",
         "vocab": vocab,
-        "merges": merges_by_score(vocab, scores),
+        "merges": merges_by_score(pieces, scores),
         "byte_fallback": has_bytes,
         "fuse_unk": True,
         "unk_token": words.named("unknown"),

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable
-from functools import cached_property
+from collections.abc import Collection, Iterable
+from functools import cached_property, partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from quire.background import CallerGoneError, TooLongError, is_hurried
 from quire.errors import InvalidRequestError, QuireError, invalid_value, is_failure
+from quire.tokenizer.control_names import (
+    EncodeText,
+    careful_encoder,
+    hides_names,
+    plain_encoder,
+)
 from quire.tokenizer.conversation_input import BREAK
 from quire.tokenizer.pattern_check import quick_chars
 
@@ -23,55 +28,51 @@ MAX_REASON_CHARS = 200
 
 
 class Encoder:
-    """Encodes with the library's tokenizer. control_names: the texts of its control tokens."""
+    """Encodes with the library's tokenizer. control: its control tokens."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, control_names: Iterable[str]) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, control: Collection[tokenizers.AddedToken]
+    ) -> None:
         self._backend = backend
-        self._control = _beginnings_of(control_names)
+        self._control = _beginnings_of(token.content for token in control)
+        self._plain = plain_encoder(backend)
+        self._hides_names = hides_names(backend, control)
         self._quick_chars = quick_chars(backend)
         self._lock = Lock()
         self._known_guard: EncodingGuard | None = None
 
-    def ids(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    def ids(
+        self, text: str, *, add_special_tokens: bool = False, parse_special: bool = False
+    ) -> list[int]:
         """Token ids of a text. Names of control tokens are these tokens, unless they are broken.
 
+        parse_special: also what becomes such a name when it is normalized.
         Raises InvalidRequestError (param "prompt") where the library fails: a tokenizer.json can
         ask for what it cannot do, and it may find out with some texts only. What may take long
         runs in the guard, whose errors come besides; on an event loop TooLongError.
         """
         try:
-            is_broken = BREAK in text
-            backend = self._careful if is_broken else self._backend
-            encode = backend.encode_batch_fast  # skips offsets, which makes it twice as fast
+            is_broken = BREAK in text or (self._hides_names and not parse_special)
+            encode = self._careful if is_broken else self._plain
             if len(text) > self._quick_chars:
                 return self._guarded_ids(encode, text, is_broken, add_special_tokens)
-            (encoding,) = encode([text], add_special_tokens=add_special_tokens)
-            ids: list[int] = encoding.ids
+            return encode(text, add_special_tokens)
         except (QuireError, TooLongError, CallerGoneError):
             raise
         except BaseException as error:
             if not is_failure(error):
                 raise
             raise _failure(error) from None
-        return ids
 
     def _guarded_ids(
-        self,
-        encode: Callable[..., list[tokenizers.Encoding]],
-        text: str,
-        is_broken: bool,
-        add_special_tokens: bool,
+        self, encode: EncodeText, text: str, is_broken: bool, add_special_tokens: bool
     ) -> list[int]:
         if is_hurried():
             raise TooLongError
         from quire.tokenizer.encoding_subprocess import Question
 
-        def ids() -> list[int]:
-            (encoding,) = encode([text], add_special_tokens=add_special_tokens)
-            found: list[int] = encoding.ids
-            return found
-
-        return self._guard.ids(ids, Question(text, is_broken, add_special_tokens))
+        question = Question(text, is_broken, add_special_tokens)
+        return self._guard.ids(partial(encode, text, add_special_tokens), question)
 
     def escape_control_tokens(self, text: str) -> str:
         """The text with each control token's name broken behind its first character."""
@@ -90,9 +91,9 @@ class Encoder:
         return self.ids("\n")
 
     @cached_property
-    def _careful(self) -> tokenizers.Tokenizer:
+    def _careful(self) -> EncodeText:
         """Made when the first text with a control token's name comes: others take another path."""
-        return drop_breaks(self._backend)
+        return careful_encoder(self._backend)
 
     @property
     def _guard(self) -> EncodingGuard:
@@ -103,19 +104,6 @@ class Encoder:
 
                 self._known_guard = EncodingGuard(self._backend.to_str)
             return self._known_guard
-
-
-def drop_breaks(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """A copy that drops the breaks when it has found control tokens: as ids, texts are whole."""
-    import tokenizers
-
-    spec = json.loads(backend.to_str())
-    drop = {"type": "Replace", "pattern": {"String": BREAK}, "content": ""}
-    rest = [spec["normalizer"]] if spec["normalizer"] else []
-    spec["normalizer"] = {"type": "Sequence", "normalizers": [drop, *rest]}
-    for token in spec["added_tokens"]:
-        token["normalized"] &= not token["special"]  # look for them before the break goes
-    return tokenizers.Tokenizer.from_str(json.dumps(spec))
 
 
 def _failure(error: BaseException) -> InvalidRequestError:

@@ -15,7 +15,7 @@ NOT_NOW = "no other process can read the text at the moment; send it again later
 
 
 class Question(msgspec.Struct, frozen=True, array_like=True):
-    """A text to encode. is_broken: with names of control tokens that are plain text."""
+    """A text to encode. is_broken: names of control tokens may be plain text."""
 
     text: str
     is_broken: bool

@@ -7,7 +7,7 @@ import tokenizers
 
 from quire.errors import is_failure
 from quire.framed_child import Answer, end_self_after, serve_frames
-from quire.tokenizer.encoder import drop_breaks
+from quire.tokenizer.control_names import EncodeText, careful_encoder, plain_encoder
 from quire.tokenizer.encoding_subprocess import Failure, Question
 
 MEMORY_BYTES = 4 << 30  # for a text, besides what the process has at its start
@@ -20,26 +20,23 @@ def main() -> None:
 
 def _begin(spec: bytes) -> Answer:
     backend = tokenizers.Tokenizer.from_str(spec.decode())
-    broken = drop_breaks(backend)
+    plain, careful = plain_encoder(backend), careful_encoder(backend)
 
     def answer(frame: bytes) -> bytes:
         seconds, question = msgspec.msgpack.decode(frame, type=tuple[float, Question])
         end_self_after(2 * seconds)
-        return msgspec.msgpack.encode(_ids(broken if question.is_broken else backend, question))
+        return msgspec.msgpack.encode(_ids(careful if question.is_broken else plain, question))
 
     return answer
 
 
-def _ids(backend: tokenizers.Tokenizer, question: Question) -> list[int] | Failure:
-    encode, add = backend.encode_batch_fast, question.add_special_tokens
+def _ids(encode: EncodeText, question: Question) -> list[int] | Failure:
     try:
-        (encoding,) = encode([question.text], add_special_tokens=add)
-        ids: list[int] = encoding.ids
+        return encode(question.text, question.add_special_tokens)
     except BaseException as error:  # a panic of the library, too
         if not is_failure(error):
             raise
         return Failure(str(error))
-    return ids
 
 
 if __name__ == "__main__":

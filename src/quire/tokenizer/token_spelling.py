@@ -7,6 +7,7 @@ that a tokenizer.json can name; it does not know ids, and it does not join token
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -80,12 +81,21 @@ def _check_streamable(steps: list[dict[str, Any]], kinds: set[str]) -> None:
     wrong = kinds - (_BYTE_LEVEL if "ByteLevel" in kinds else _APPENDING)
     if any(step["type"] == "Strip" and step["stop"] for step in steps):
         wrong.add("Strip at the end")
+    joined = itertools.dropwhile(lambda step: step["type"] != "Fuse", steps)
+    wrong |= {f"{step['type']} across tokens" for step in joined if _needs_several_characters(step)}
     if wrong:
         raise CheckpointError(
             f"tokenizer.json: its decoder has the step {', '.join(sorted(wrong))}, which cannot "
             "give text token by token; use a tokenizer whose decoder is ByteLevel, Metaspace or "
             "of SentencePiece's kind"
         )
+
+
+def _needs_several_characters(step: dict[str, Any]) -> bool:
+    """Whether what a step of a decoder changes may begin in one token and end in the next."""
+    if step["type"] == "Replace":
+        return len(step["pattern"].get("String", "")) != 1
+    return bool(step["type"] == "Strip" and step["start"] > 1)
 
 
 def _byte_level_bytes(token: str) -> bytes:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from quire.tokenizer.chat_template import ChatTemplate
 
 _USED_TEMPLATES = ("default", "tool_use")
+_MOST_IDS = 1 << 32  # that the library can be asked for
 _MAX_PIECES = 16  # maps from tokens to text that are remembered
 
 
@@ -73,9 +74,9 @@ class Tokenizer:
         """The chat templates themselves; empty if there is none."""
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
-        self._encoder = Encoder(backend, (added[i].content for i in self.special_ids))
+        self._encoder = Encoder(backend, [added[i] for i in self.special_ids])
         self._spelling = Spelling(backend.decoder)
-        self._spelled: dict[tuple[int, bool], bytes | None] = {}  # what was asked for so far
+        self._spelled: dict[tuple[int, bool], bytes] = {}  # what was asked for so far
         self.pieces = lru_cache(_MAX_PIECES)(self._pieces)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -124,7 +125,7 @@ class Tokenizer:
 
     def id_to_token(self, token_id: int) -> str | None:
         """The name of a token id in the vocabulary; None for an id without a token."""
-        return self._backend.id_to_token(token_id) if token_id >= 0 else None
+        return self._backend.id_to_token(token_id) if 0 <= token_id < _MOST_IDS else None
 
     @cached_property
     def vocab_size(self) -> int:
@@ -167,7 +168,9 @@ class Tokenizer:
         """
         check_text(text, "prompt")
         text = text if parse_special else self._encoder.escape_control_tokens(text)
-        return self._encoder.ids(text, add_special_tokens=add_special_tokens)
+        return self._encoder.ids(
+            text, add_special_tokens=add_special_tokens, parse_special=parse_special
+        )
 
     def encode_inside(self, text: str) -> list[int]:
         """Token ids of a text that follows other text; names of control tokens are plain text."""
@@ -237,9 +240,9 @@ class Tokenizer:
         """The bytes of a token, None where the id has no token."""
         key = (token_id, first)
         if key not in self._spelled:
-            token = self._backend.id_to_token(token_id) if token_id >= 0 else None
-            spelled = None if token is None else self._spelling.bytes_of(token, first=first)
-            self._spelled[key] = spelled
+            if (token := self.id_to_token(token_id)) is None:
+                return None
+            self._spelled[key] = self._spelling.bytes_of(token, first=first)
         return self._spelled[key]
 
     def token_text(self, token_id: int) -> str:

@@ -6,6 +6,7 @@ older folders) names the special tokens, and the chat template is in one of four
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ TOKEN_NAMES = (
 )
 NO_MAX_LENGTH = int(1e30)
 """What `transformers` has where no file names the most tokens of a text."""
+_LISTS = ("additional_special_tokens", "extra_special_tokens")  # or a map by roles
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -50,7 +52,8 @@ def read_backend(folder: Path) -> tokenizers.Tokenizer:
     except BaseException as error:  # the library raises the bare class, or panics
         if not is_failure(error):
             raise
-        raise CheckpointError(f"{path}: damaged ({error}); download it again") from error
+        text = f"{named_file(path)}: damaged ({error}); download it again"
+        raise CheckpointError(text) from error
     if (slow := slow_pattern(backend)) is not None:
         raise CheckpointError(
             f"{named_file(path)}: its {slow} may take very long on short texts; use another "
@@ -112,20 +115,36 @@ def read_max_length(settings: dict[str, Any]) -> int:
 def add_missing_tokens(backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:
     """Register tokens that only the settings list, as control tokens where they say so.
 
-    A named token that has no id in tokenizer.json is left out: the model has no row for it.
+    As in `transformers`, a token with a role is a control token whatever tokenizer.json says; but
+    one without an id there is left out, as the model has no row for it.
     Raises CheckpointError if a token would get another id than the one listed.
     """
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    known = {token.content: _flags(token) for token in backend.get_added_tokens_decoder().values()}
     for token_id, flags in _listed_tokens(settings):
         if flags["content"] not in known:
             _add_token(backend, token_id, flags)
-            known.add(flags["content"])
-    for name, text in named_tokens(settings).items():
-        own_id = backend.token_to_id(text)
-        if text not in known and own_id is not None:
-            flags = settings[name] if isinstance(settings[name], dict) else {"content": text}
-            _add_token(backend, own_id, flags | {"special": True})
-            known.add(text)
+            known[flags["content"]] = flags
+    for flags, has_role in _special_tokens(settings):
+        own_id, listed = backend.token_to_id(flags["content"]), known.get(flags["content"])
+        if own_id is not None and (listed is None or (has_role and not listed.get("special"))):
+            known[flags["content"]] = (listed or flags) | {"special": True}
+            _add_token(backend, own_id, known[flags["content"]])
+
+
+def _special_tokens(settings: dict[str, Any]) -> Iterator[tuple[dict[str, Any], bool]]:
+    """The flags of each special token that the settings name, and whether it has a role."""
+    lists = [settings.get(name) for name in _LISTS]
+    roles = [value for name, value in settings.items() if name.endswith("_token")]
+    roles += [value for each in lists if isinstance(each, dict) for value in each.values()]
+    others = [value for each in lists if isinstance(each, list) for value in each]
+    for number, value in enumerate([*roles, *others]):
+        if (text := _token_text(value)) is not None:
+            flags = value if isinstance(value, dict) else {}
+            yield flags | {"content": text}, number < len(roles)
+
+
+def _flags(token: tokenizers.AddedToken) -> dict[str, Any]:
+    return {name: getattr(token, name) for name in ("content", *_FLAGS)}
 
 
 def _listed_tokens(settings: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:

@@ -105,8 +105,8 @@ class TransformersTokenizer(ForeignMethods):
         """
         return self(text, text_pair, **options).input_ids
 
-    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> str:
-        """The text of a token id, or of several.
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> Any:
+        """The text of a token id, or of several; the texts of several lists of them.
 
         options: clean_up_tokenization_spaces and others that ask for nothing.
         """
@@ -115,6 +115,8 @@ class TransformersTokenizer(ForeignMethods):
 
             refuse_others(options)
         ids = plain_value(token_ids)
+        if isinstance(ids, list) and ids and isinstance(ids[0], list):
+            return [self.decode(each, skip_special_tokens) for each in ids]
         ids = [ids] if isinstance(ids, int) else ids
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
@@ -122,10 +124,9 @@ class TransformersTokenizer(ForeignMethods):
         self, sequences: Any, skip_special_tokens: bool = False, **options: Any
     ) -> list[str]:
         """The text of each list of token ids. options: as `decode` has them."""
-        return [
-            self.decode(ids, skip_special_tokens=skip_special_tokens, **options)
-            for ids in plain_value(sequences)
-        ]
+        ids = plain_value(sequences)
+        found = self.decode(ids, skip_special_tokens, **options) if ids else []
+        return [found] if isinstance(found, str) else found
 
     def apply_chat_template(
         self,
@@ -177,12 +178,13 @@ class TransformersTokenizer(ForeignMethods):
             return self._tokenizer.token_to_id(tokens)
         return [self._tokenizer.token_to_id(token) for token in tokens]
 
-    def convert_ids_to_tokens(self, ids: Any) -> Any:
-        """The name of a token id in the vocabulary, or of each of several."""
-        plain = plain_value(ids)
+    def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
+        """The name of a token id in the vocabulary, or of each of several, special ones or not."""
+        plain, name = plain_value(ids), self._tokenizer.id_to_token
         if isinstance(plain, int):
-            return self._tokenizer.id_to_token(plain)
-        return [self._tokenizer.id_to_token(token_id) for token_id in plain]
+            return name(plain)
+        skipped = self._tokenizer.special_ids if skip_special_tokens else ()
+        return [name(token_id) for token_id in plain if token_id not in skipped]
 
     def get_vocab(self) -> dict[str, int]:
         """Token → id."""

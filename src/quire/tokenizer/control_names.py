@@ -1,0 +1,111 @@
+"""Encoding of texts in which names of control tokens may be plain text.
+
+Such a name is broken by a mark (BREAK) behind its first character. The library looks for control
+tokens, finds none in it, and drops the mark: as ids, texts are whole. Its model must not find the
+name either: that of SentencePiece's Unigram kind would, as all tokens of its vocabulary are pieces.
+So in the copy of the tokenizer that reads such texts they have other names there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+from quire.tokenizer.conversation_input import BREAK
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_KIND = re.compile(rb'"type":"(\w+)"')
+_OF_SPACES = frozenset({b"Sequence", b"Prepend", b"Replace", b"Strip"})  # normalizers' kinds
+
+EncodeText = Callable[[str, bool], list[int]]
+"""From a text, and whether to add special tokens around it, to token ids."""
+
+
+def plain_encoder(backend: tokenizers.Tokenizer) -> EncodeText:
+    """The tokenizer as it is: names of control tokens are these tokens."""
+
+    def ids(text: str, add_special_tokens: bool) -> list[int]:
+        # skips offsets, which makes it twice as fast
+        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        found: list[int] = encoding.ids
+        return found
+
+    return ids
+
+
+def careful_encoder(backend: tokenizers.Tokenizer) -> EncodeText:
+    """A copy of the tokenizer, for which broken names of control tokens are plain text."""
+    import tokenizers
+
+    spec = json.loads(backend.to_str())
+    drop = {"type": "Replace", "pattern": {"String": BREAK}, "content": ""}
+    rest = [spec["normalizer"]] if spec["normalizer"] else []
+    spec["normalizer"] = {"type": "Sequence", "normalizers": [drop, *rest]}
+    control = {token["content"]: token["id"] for token in spec["added_tokens"] if token["special"]}
+    renamed = _rename(spec["model"], control)
+    for token in spec["added_tokens"]:
+        token["normalized"] &= not token["special"]  # look for them before the mark goes
+    # those that are no tokens of the model any more get new ids behind all others
+    spec["added_tokens"].sort(key=lambda token: token["content"] in renamed)
+    copy = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    encode, own = plain_encoder(copy), {copy.token_to_id(name): control[name] for name in renamed}
+
+    def ids(text: str, add_special_tokens: bool) -> list[int]:
+        return [own.get(token_id, token_id) for token_id in encode(text, add_special_tokens)]
+
+    return ids if own else encode
+
+
+def _rename(model: dict[str, Any], control: Collection[str]) -> set[str]:
+    """Give control tokens names in a model's vocabulary that no text has; returns which it has."""
+    vocab: Any = model["vocab"]
+    if isinstance(vocab, list):  # of pieces with scores, by id
+        renamed = set(control).intersection(piece for piece, _ in vocab)
+        model["vocab"] = [[_hidden(name, renamed), score] for name, score in vocab]
+        return renamed
+    renamed = set(control).intersection(vocab)
+    model["vocab"] = {_hidden(name, renamed): token_id for name, token_id in vocab.items()}
+    if model.get("unk_token") is not None:
+        model["unk_token"] = _hidden(model["unk_token"], renamed)
+    if "merges" in model:
+        model["merges"] = [pair for pair in model["merges"] if renamed.isdisjoint(_names(pair))]
+    return renamed
+
+
+def _hidden(name: str, renamed: Collection[str]) -> str:
+    return BREAK + name if name in renamed else name
+
+
+def _names(pair: str | list[str]) -> tuple[str, str, str]:
+    """The tokens of a merge, and what they become."""
+    first, second = pair.split(" ") if isinstance(pair, str) else pair
+    return first, second, first + second
+
+
+def hides_names(backend: tokenizers.Tokenizer, control: Collection[tokenizers.AddedToken]) -> bool:
+    """Whether texts may become names of control tokens when they are normalized, and be found so.
+
+    They are found in normalized text if a token says so, or by the model.
+    """
+    return any(token.normalized or _is_piece(backend, token.content) for token in control) and (
+        _changes_letters(backend.normalizer)
+    )
+
+
+def _is_piece(backend: tokenizers.Tokenizer, name: str) -> bool:
+    """Whether the model gives this token for its name, which merges do not."""
+    import tokenizers
+
+    model = backend.model
+    is_merged = isinstance(model, tokenizers.models.BPE) and not model.ignore_merges
+    return not is_merged and model.token_to_id(name) is not None
+
+
+def _changes_letters(normalizer: tokenizers.normalizers.Normalizer | None) -> bool:
+    """Whether a normalizer changes letters, as NFKC and lower case do, not spaces alone."""
+    state = b"" if normalizer is None else normalizer.__getstate__()
+    return b'"Regex"' in state or not _OF_SPACES.issuperset(_KIND.findall(state))
