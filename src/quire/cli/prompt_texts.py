@@ -1,4 +1,4 @@
-r"""Prompts of commands that ask a model: standard input, texts, --escape, variables of the chat template.
+r"""Prompts of commands that ask a model: their texts, --escape, variables of the chat template.
 
 With --escape `\n` is a line break, as in llama.cpp.
 """
