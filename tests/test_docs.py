@@ -311,7 +311,7 @@ def test_python_in_a_page_runs_and_prints_what_it_says(page: str) -> None:
     assert done.returncode == 0, done.stderr
     for _, shown in blocks(page):
         plain = re.sub(r"  +#.*", "", shown).strip()
-        assert plain in done.stdout, page
+        assert plain in done.stdout
 
 
 def examples() -> list[tuple[str, str]]:
