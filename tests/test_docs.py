@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import io
 import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from collections import Counter
 from pathlib import Path
 
@@ -14,9 +17,10 @@ import msgspec
 import pytest
 from house_files import ROOT, load_program
 
-from quire.cli import main, serve
+from quire.cli import COMMANDS, main, serve
 from quire.config import iter_options
 from quire.core.sampling_params import SamplingParams
+from quire.models.config.quality_report import QualityLimits
 from quire.options import Option, options_of
 from quire.server.api.anthropic import messages_request
 from quire.server.api.common import chat_request, generation_request
@@ -92,6 +96,23 @@ def test_the_tables_have_each_option_of_serve_and_no_other() -> None:
     for flag in flags:
         if flag[2:].replace("-", "_") not in settings:
             assert rows[flag] == ["", options[flag].help]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_option_of_a_command_is_named(command: str) -> None:
+    """In its page, or as a setting or a sampling param in their tables."""
+    module = importlib.import_module(f"quire.cli.{command.replace('-', '_')}")
+    pages = map(text_of, ("command-line.md", "quantization.md", "profile.md"))
+    named = set(re.findall(r"--?[a-z][a-z0-9-]*", "".join(pages)))
+    named |= {f"--{name.replace('_', '-')}" for name in SamplingParams.__struct_fields__}
+    for action in module.make_parser()._actions:
+        flags = {*action.option_strings} - {"-h", "--help"}
+        assert not flags or flags & named, flags
+
+
+def test_the_limits_of_quality_are_named() -> None:
+    limits = QualityLimits().record().items()
+    assert ",".join(f"{name}={value}" for name, value in limits) in text_of("quantization.md")
 
 
 def test_each_environment_variable_that_the_code_reads_is_named() -> None:
@@ -261,6 +282,36 @@ def test_the_readme_example_answers_as_it_says() -> None:
     promised = code.rsplit("# ", 1)[1].strip().split(", ")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-len(promised) :] == promised
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """The Python code of a page that needs nothing else, and what stands below it as its output."""
+    fence = r"^```(.*)\n((?s:.*?))^```\n+(?:```\n((?s:.*?))^```$)?"
+    fences = re.findall(fence, text_of(page), re.M)
+    found = [(code, shown) for kind, code, shown in fences if kind == "python"]
+    found += [
+        ("\n".join(re.findall(r"^(?:>>>|\.\.\.) (.*)$", code, re.M)), "")
+        for _, code, _ in fences
+        if code.startswith(">>> ")
+    ]
+    return [pair for pair in found if not re.search(r"path/to/|127\.0\.0\.1", pair[0])]
+
+
+@pytest.mark.parametrize("page", [page.name for page in PAGES if blocks(page.name)])
+def test_python_in_a_page_runs_and_prints_what_it_says(page: str) -> None:
+    """All of a page in a row, as a reader would paste it into a notebook."""
+    body = ast.parse("\n".join(code for code, _ in blocks(page))).body
+    lines = [
+        f"print({ast.unparse(node.value)})" if isinstance(node, ast.Expr) else ast.unparse(node)
+        for node in body
+    ]
+    source = "async def main():\n" + textwrap.indent("\n".join(lines), "    ")
+    code = f"{source}\nimport asyncio\nasyncio.run(main())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for _, shown in blocks(page):
+        plain = re.sub(r"  +#.*", "", shown).strip()
+        assert plain in done.stdout
 
 
 def examples() -> list[tuple[str, str]]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         print_embeddings,
     )
     from quire.cli.vllm_scripts import EngineArgs as AsyncEngineArgs
+    from quire.config import EngineConfig
     from quire.core.pooling_params import PoolingParams
     from quire.core.request_output import (
         CompletionOutput,
@@ -58,6 +59,7 @@ __all__ = [
     "CompletionOutput",
     "EmbeddingOutput",
     "EngineArgs",
+    "EngineConfig",
     "FlexibleArgumentParser",
     "LLMEngine",
     "Logprob",
@@ -87,6 +89,7 @@ _LAZY = {
     "CompletionOutput": ("quire.core.request_output", "CompletionOutput"),
     "EmbeddingOutput": ("quire.core.request_output", "EmbeddingOutput"),
     "EngineArgs": ("quire.cli.vllm_scripts", "EngineArgs"),
+    "EngineConfig": ("quire.config", "EngineConfig"),
     "FlexibleArgumentParser": ("quire.cli.vllm_scripts", "FlexibleArgumentParser"),
     "LLMEngine": ("quire.engine.frontend.llm_engine", "LLMEngine"),
     "Logprob": ("quire.core.request_output", "Logprob"),

@@ -160,6 +160,21 @@ def test_escapes_are_read_where_they_are_asked_for(
     assert capsys.readouterr().err == notes
 
 
+def test_texts_are_utf8_in_any_locale(
+    llm: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.getfilesystemencoding", lambda: "ascii")
+    text = "gr\u00fcn".encode().decode("ascii", "surrogateescape")  # as Python reads a word there
+    assert main(["generate", "--prompt", text, "--stop", text, "--choice", text]) == 0
+    assert llm[1][0] == ["gr\u00fcn"]
+    assert llm[1][1].stop == llm[1][1].structured_outputs.choice == ["gr\u00fcn"]
+    for option in ("--prompt", "--system", "--stop", "--bad-words", "--regex"):
+        assert main(["generate", "--prompt", "x", option, "caf\udce9"]) == 2
+        assert capsys.readouterr().err == f"error: {option} is not UTF-8 text; convert it\n"
+    assert main(["generate", "caf\udce9"]) == 2
+    assert capsys.readouterr().err.endswith("error: TEXT is not UTF-8 text; convert it\n")
+
+
 def test_a_chat_template_asks_for_a_chat(llm: list[Any]) -> None:
     assert main(["generate", "-p", "hi", "--chat-template", "{{ messages }}"]) == 0
     assert llm[1][0] == [[{"role": "user", "content": "hi"}]]

@@ -59,6 +59,13 @@ FAINT_TEXTS = """(() => {
 })()"""
 
 
+# what can be pressed, other than within text, and is less than 24 pixels wide or high
+SMALL_TARGETS = """[...document.querySelectorAll('button, a, input, select, textarea, summary')]
+    .filter((e) => e.checkVisibility() && getComputedStyle(e).display !== 'inline')
+    .map((e) => [e.outerHTML.slice(0, 80), e.getBoundingClientRect()])
+    .filter(([, box]) => box.width < 24 || box.height < 24).map(([name]) => name)"""
+
+
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     with serving() as url:
@@ -440,6 +447,16 @@ def test_everything_operable_has_a_name(page: Chromium) -> None:
         assert [role for role, name in found if not name.strip()] == []
 
 
+def test_what_is_pressed_is_large_enough_for_a_finger(page: Chromium, url: str) -> None:
+    """24 pixels, as WCAG 2.2 asks for (2.5.8)."""
+    page.resize(320, 700, phone=True)
+    for view in VIEWS:
+        show(page, view)
+        assert page.run(SMALL_TARGETS) == []
+    page.open(f"{url}/docs")
+    assert page.run(SMALL_TARGETS) == []
+
+
 def test_nothing_sticks_out_on_small_screens(page: Chromium) -> None:
     for width, view in itertools.product([320, 390, 768], VIEWS):
         page.resize(width, 700, phone=True)
@@ -545,6 +562,10 @@ def test_a_model_can_be_picked_and_stays_picked(browser: Chromium) -> None:
         show(browser, "engine")
         browser.wait("!document.querySelector('#live-model-label').hidden")
         assert browser.run(NAMES_OF.format("#live-model")) == ["chat", "small"]
+        for width in (280, 320, 390):
+            browser.resize(width, 700, phone=True)
+            assert browser.run("document.documentElement.scrollWidth") <= width
+            assert browser.run("document.querySelector('#live-model').offsetWidth") >= 90
         browser.run("location.hash = 'chat'")
     browser.problems.clear()
 

@@ -18,7 +18,7 @@ from quire.cli.options import CommandParser, add_engine_options, engine_config
 from quire.cli.prompt_texts import (
     add_prompt_options,
     piped_before,
-    read_escapes,
+    read_texts,
     template_variables,
 )
 from quire.cli.sampling import (
@@ -82,7 +82,7 @@ def run(argv: Sequence[str]) -> int:
     """Run `quire chat` until the input ends, or answer the message of the command line."""
     args = make_parser().parse(argv)
     read_words(args)
-    read_escapes(args)
+    read_texts(args)
     sampling, config = sampling_params(args, max_tokens=None), engine_config(args)
     variables = template_variables(args)
     words = vars(args).get("text")

@@ -16,7 +16,7 @@ from quire.cli.prompt_texts import (
     add_prompt_options,
     piped_before,
     piped_text,
-    read_escapes,
+    read_texts,
     template_variables,
 )
 from quire.cli.sampling import (
@@ -93,7 +93,7 @@ def run(argv: Sequence[str]) -> int:
     parser = make_parser()
     args = parser.parse(argv)
     read_words(args)
-    read_escapes(args)
+    read_texts(args)
     prompts = read_prompts(args)
     sampling = sampling_params(args, max_tokens=DEFAULT_MAX_TOKENS)
     variables = template_variables(args)

@@ -1,4 +1,4 @@
-r"""Prompts of commands that ask a model: standard input, --escape, variables of the chat template.
+r"""Prompts of commands that ask a model: their texts, --escape, variables of the chat template.
 
 With --escape `\n` is a line break, as in llama.cpp.
 """
@@ -12,7 +12,7 @@ import re
 import select
 import stat
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, TextIO
 
 from quire.cli.options import CommandParser
@@ -20,7 +20,8 @@ from quire.errors import ConfigError
 
 _ESCAPE = re.compile(r"""(?:\\x[0-9a-fA-F]{2})+|\\[nrt'"\\]""")
 _CHARACTERS = {"n": "\n", "r": "\r", "t": "\t"}
-_TEXTS = {"text", "prompt", "system", "stop"}  # options with one text, or a list of them
+_ESCAPED = {"text", "prompt", "system", "stop"}  # options with one text, or a list of them
+_TEXTS = _ESCAPED | {"bad_words", "choice", "grammar", "json_schema", "regex"}
 _VARIABLES = "default_chat_template_kwargs"  # the server's name, as other engines' names mean it
 MOST_BYTES = 1 << 30  # of all prompts
 FIRST_SECONDS = 0.5  # for what is piped in beside a prompt; a script's stdin may stay open
@@ -53,17 +54,39 @@ def template_variables(args: argparse.Namespace) -> dict[str, Any]:
     return parse_template_defaults(getattr(args, _VARIABLES))
 
 
-def read_escapes(args: argparse.Namespace) -> None:
-    r"""Replace the escapes of all texts if that is asked for; if nothing is, tell of a `\n`."""
+def read_texts(args: argparse.Namespace) -> None:
+    r"""Read texts as UTF-8 in any locale, and their escapes if asked; if not, tell of a `\n`.
+
+    Raises ConfigError for what is not UTF-8.
+    """
     given = vars(args)
     for name in sorted(_TEXTS & given.keys()):
-        value = given[name]
-        texts = value if isinstance(value, list) else [value]
+        given[name] = _each(_utf8(name), given[name])
+        if name not in _ESCAPED:
+            continue
         if given.get("escape"):
-            new = [unescaped(text) for text in texts]
-            given[name] = new if isinstance(value, list) else new[0]
-        elif "escape" not in given and any(r"\n" in text for text in texts):
+            given[name] = _each(unescaped, given[name])
+        elif "escape" not in given and r"\n" in "".join(given[name]):
             print(rf"note: \n in {name} is two characters; --escape makes it one", file=sys.stderr)
+
+
+def _each(read: Callable[[str], str], value: str | list[str]) -> str | list[str]:
+    return [read(text) for text in value] if isinstance(value, list) else read(value)
+
+
+def _utf8(name: str) -> Callable[[str], str]:
+    """Reads bytes that Python has escaped, as they are not text in the locale's encoding."""
+
+    def read(text: str) -> str:
+        if not any("\udc80" <= character <= "\udcff" for character in text):
+            return text
+        try:
+            return text.encode(sys.getfilesystemencoding(), "surrogateescape").decode()
+        except UnicodeError:
+            word = "TEXT" if name == "text" else "--" + name.replace("_", "-")
+            raise ConfigError(f"{word} is not UTF-8 text; convert it") from None
+
+    return read
 
 
 def unescaped(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from asgi_client import call
 from starlette.applications import Starlette
+from starlette.routing import Route
 
 from quire.compat.http_paths import FOREIGN_PATHS
 from quire.server.http.application import UNVERSIONED
@@ -114,3 +115,14 @@ def test_a_wrong_method_gets_the_allowed_ones(
     assert reply.status == 405
     assert set(reply.headers["allow"].split(", ")) == allowed
     assert all(name in reply.error["message"] for name in allowed)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+def test_names_of_variables_are_values_like_all_others(app: Starlette, method: str) -> None:
+    """As a path that is copied from the docs, where nobody filled it in."""
+    paths = {route.path for route in app.routes if isinstance(route, Route)}
+    templates = {path for path in paths if "{" in path}
+    assert templates
+    for path in templates:
+        body = {} if method == "POST" else None
+        assert call(app, path, body, method=method).status in (404, 405), path

@@ -34,7 +34,11 @@ class Application(Starlette):
         super().__init__(routes=routes, lifespan=lifespan)
         self.router.redirect_slashes = False  # it would be built from the client's Host header
         self.router.default = UnknownPath([route.path for route in routes])
-        self._posts = {route.path: route.app for route in routes if route.methods == {"POST"}}
+        self._posts = {
+            route.path: route.app
+            for route in routes
+            if route.methods == {"POST"} and not route.param_convertors
+        }
         self._middleware = middleware(self._route)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
