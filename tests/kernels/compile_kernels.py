@@ -625,7 +625,7 @@ def hopper(
     pair = dict.fromkeys(["k_scale_ptr", "v_scale_ptr"], BF16 if kind == "i8" else None)
     (types if kind == "i8" else shape).update(pair)
     cut = {"FIELDS": 8, "TILE": tile, "SLOTS": 4 if split else 256 // head_dim, "WINDOW": 0}
-    cut |= {"SPLIT": split, "PING_PONG": not split}
+    cut |= {"SPLIT": split}
     return compile_kernel(
         hopper_prefill_kernel, types, shape | cut, capability, num_warps=4, launch_pdl=contiguous
     )

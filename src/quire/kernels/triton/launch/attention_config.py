@@ -65,13 +65,12 @@ class HopperConfig:
 
     tile: keys of a tile. slots: tiles of keys, and as many of values, in shared memory. split: both
     warpgroups have the same queries and every other tile of keys, so that few queries make more
-    programs. ping_pong: without split, the warpgroups alternate in issuing MMAs.
+    programs. Otherwise each has its own half of them, and they alternate in issuing MMAs.
     """
 
     tile: int
     slots: int
     split: bool
-    ping_pong: bool = True
 
     def tokens(self, group: int) -> int:
         """Query tokens of a tile, with `group` query heads for each key head."""
