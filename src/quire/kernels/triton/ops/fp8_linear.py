@@ -25,8 +25,6 @@ _TILE = 2**25  # numbers of a weight that are dequantized at a time
 class _Fp8Linear(ByteLinear[Fp8Weight]):
     """Weights in FP8, with x rounded to it if the weight says so and the GPU multiplies FP8."""
 
-    rows = Fp8Rows
-
     def operand(self, weight: Fp8Weight) -> Operand:
         if _is_rounded_for(weight):
             return weight.codes, weight.scale, "codes"
