@@ -45,8 +45,7 @@ from quire.kernels.triton.gemm.int4_config import Int4Config
 from quire.kernels.triton.hopper.hopper_block_gemm import multiply_blocks
 from quire.kernels.triton.hopper.hopper_byte_rows import multiply_byte_rows
 from quire.kernels.triton.launch.workspace import workspace
-from quire.kernels.triton.ops.byte_linear import by_library
-from quire.kernels.triton.ops.byte_words import dequantize_whole
+from quire.kernels.triton.ops.byte_linear import BYTES, by_library
 from quire.kernels.triton.ops.skinny_gemm import skinny_gemm
 from quire.kernels.triton.step.block_rounding import quantize_blocks
 
@@ -120,7 +119,7 @@ def measure(
         return None
     weights = weights_of(n, k, group, codes)
     x = torch.randn(m, k, device=DEVICE, dtype=torch.bfloat16)
-    numbers = dequantize_whole(weights[0], torch.bfloat16)
+    numbers = BYTES.numbers(weights[0], torch.bfloat16)
     expected, name = x @ numbers.t(), f"{codes} g{group} {n}x{k} {m} rows"
     found = time_configs(
         configs_of(m, n, k, group, stages),
@@ -184,7 +183,7 @@ def measure_blocks(
         return None
     weights = weights_of(n, k, group, codes)
     x = torch.randn(m, k, device=DEVICE, dtype=torch.bfloat16)
-    given, numbers = rounded(x, codes), dequantize_whole(weights[0], torch.bfloat16)
+    given, numbers = rounded(x, codes), BYTES.numbers(weights[0], torch.bfloat16)
     found = time_configs(
         blocks_worth(m, n, k),
         lambda config: [lambda w=w: multiply_blocks(given, w, None, config) for w in weights],

@@ -60,7 +60,7 @@ BF16, INTS = "*bf16", "*i32"
 def plan(capability: int, *, whole: bool = False, most: int = 256, warps: int = 1) -> Compiled:
     """The plan of attention: where each program begins."""
     names = ["query_start_ptr", "seq_lens_ptr", "decode_tiles_ptr", "query_tiles_ptr", "runs_ptr"]
-    numbers = dict.fromkeys(["num_requests", "num_programs", "min_units"], "i32")
+    numbers = dict.fromkeys(["num_requests", "num_programs"], "i32")
     constants = {"KEY_TILE": 64, "QUERY_TILE": 16, "WINDOW": 0, "NUM_KV_HEADS": 1 if whole else 8}
     constants |= {"DECODES": True}
     constants |= {"BLOCK_B": most, "BLOCK_P": 4, "MEMBERS": 16, "PDL": True, "WHOLE": whole}
@@ -442,7 +442,7 @@ def decode(
             **ATTENTION,
             "partial_ptr": "*fp32",
             **dict.fromkeys(["counter_ptr", "runs_ptr"], INTS),
-            **dict.fromkeys(["min_units", "num_tokens", "plan_is_fresh", "opens_early"], "i32"),
+            **dict.fromkeys(["num_tokens", "plan_is_fresh", "opens_early"], "i32"),
             **changes,
         },
         {
@@ -629,7 +629,7 @@ def hopper(
     pair = dict.fromkeys(["k_scale_ptr", "v_scale_ptr"], BF16 if kind == "i8" else None)
     (types if kind == "i8" else shape).update(pair)
     cut = {"FIELDS": 8, "TILE": tile, "SLOTS": 4 if split else 256 // head_dim, "WINDOW": 0}
-    cut |= {"SPLIT": split, "PING_PONG": not split}
+    cut |= {"SPLIT": split}
     return compile_kernel(
         hopper_prefill_kernel, types, shape | cut, capability, num_warps=4, launch_pdl=contiguous
     )
@@ -651,7 +651,7 @@ def hopper_decode(
     types = ATTENTION | boxes_of(kind, 128) | {"partial_ptr": "*fp32"}
     types |= dict.fromkeys(["counter_ptr", "runs_ptr", "shared_index_ptr", "lens_ptr"], INTS)
     types |= {"shared_sums_ptr": "*fp32", "shared_stats_ptr": "*fp32", "shared_plan_ptr": INTS}
-    types |= dict.fromkeys(["min_units", "num_tokens", "plan_is_fresh", "opens_early"], "i32")
+    types |= dict.fromkeys(["num_tokens", "plan_is_fresh", "opens_early"], "i32")
     types = {name: kind for name, kind in types.items() if name in names}
     shape: dict[str, Any] = {"NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 16}
     shape |= {"WINDOW": 0}

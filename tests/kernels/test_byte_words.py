@@ -291,7 +291,10 @@ def test_rows_are_rounded_in_the_order_of_words() -> None:
         assert torch.equal(wide[:, 128 * chunk :][:, :128], x[:, 128 * chunk + own])
 
 
-@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (28672, 4096), (4096, 14336), (57344, 8192)])
+BLOCKS = [(4096, 4096), (28672, 4096), (4096, 14336), (57344, 8192), (64, 128), (1536, 384)]
+
+
+@pytest.mark.parametrize(("n", "k"), BLOCKS)
 def test_configs_of_blocks_fit(n: int, k: int) -> None:
     for rows in (65, 128, 300, 2048):
         assert block_config(rows, n, k, 132) is not None
@@ -349,7 +352,7 @@ def on_gpu(spec: QuantSpec, n: int, k: int) -> ByteWeight | Fp8Weight:
 @HOPPER_ONLY
 @pytest.mark.parametrize("spec", [*SPECS[:2], *SPECS[4:], ALONE, BLOCKS_ALONE], ids=str)
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize(("n", "k"), [(768, 1280), (152, 2816), (4096, 4096)])
+@pytest.mark.parametrize(("n", "k"), [(768, 1280), (152, 2816), (4096, 4096), (64, 384)])
 def test_any_number_of_rows_on_a_hopper(spec: QuantSpec, rows: int, n: int, k: int) -> None:
     weight = on_gpu(spec, n, k)
     x = torch.randn(rows, k, device=DEVICE, dtype=torch.bfloat16)

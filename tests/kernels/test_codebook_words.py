@@ -19,7 +19,7 @@ from quire.kernels.formats.mxfp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4
 from quire.kernels.operands import CodebookWeight, Int4Words
 from quire.kernels.reference_quantized import quantize_int4
-from quire.kernels.triton.ops.int4_linear import W4A16_ROWS, dequantize_whole
+from quire.kernels.triton.ops.int4_linear import INT4, W4A16_ROWS
 from quire.kernels.triton.ops.int4_weight import byte_tables, dequantize_int4, pack_int4
 from quire.kernels.triton.ops.linear_table import pack, quantize
 from quire.kernels.triton.ops.skinny_gemm import (
@@ -61,14 +61,14 @@ def test_words_are_the_rows_again(found: CodebookFormat) -> None:
     again = quantize(expected, found.spec)
     assert isinstance(again, Int4Words)
     assert again.codebook == found.spec.codes
-    torch.testing.assert_close(dequantize_whole(again, torch.float32), expected, rtol=1e-3, atol=0)
+    torch.testing.assert_close(INT4.numbers(again, torch.float32), expected, rtol=1e-3, atol=0)
 
 
 def test_every_power_of_two_is_a_scale() -> None:
     codes = torch.full((8, 32), 0x22, dtype=torch.uint8)
     exponents = torch.tensor([1, 2, 90, 126, 127, 128, 250, 254], dtype=torch.uint8)
     rows = moved(CodebookWeight(codes, exponents[:, None].repeat(1, 2), "mxfp4", 32))
-    assert torch.equal(dequantize_whole(packed(rows), torch.float32), MXFP4.dequantize(rows))
+    assert torch.equal(INT4.numbers(packed(rows), torch.float32), MXFP4.dequantize(rows))
 
 
 @FORMATS

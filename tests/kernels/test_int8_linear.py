@@ -166,7 +166,14 @@ def test_rows_are_rounded_for_the_weight_that_takes_them() -> None:
     assert error_of(found, residual.double() @ numbers_of(weight).T) < 0.05
 
 
-@pytest.mark.parametrize("m", [1, 16, 17, 64, 65, 128, 129, 200, 256, 257, 2048])
+def test_no_rows_have_no_result() -> None:
+    weight = weight_of(4096, 1024)  # of which Hopper's kernel takes few rows
+    x = moved(torch.empty(0, 1024, dtype=DTYPE))
+    for rows in (x, elementwise.quantize_rows(x, Int8Rows)):
+        assert INT8.linear(rows, weight, None).shape == (0, 4096)
+
+
+@pytest.mark.parametrize("m", [0, 1, 16, 17, 64, 65, 128, 129, 200, 256, 257, 2048])
 @pytest.mark.parametrize(
     ("n", "k"), [(4096, 4096), (4096, 1024), (28672, 4096), (4096, 14336), (96, 272)]
 )
@@ -174,7 +181,7 @@ def test_a_config_of_many_rows_fits_the_workspace(m: int, n: int, k: int) -> Non
     """And where no multiprocessor would idle, the kernel of many rows may serve."""
     config = bytes_gemm_config(m, n, k, 132)
     if config is None:
-        assert m > 256 or -(-m // 128) * -(-n // 128) >= 132
+        assert m == 0 or m > 256 or -(-m // 128) * -(-n // 128) >= 132
     else:
         rows = 1 << (m - 1).bit_length()
         sums = -(-n // config.block_n) * config.split * config.block_n * rows

@@ -402,11 +402,7 @@ def test_decodes_with_any_split_of_the_context(
     configs = [
         (16, None, DecodeConfig(32, 3, 2)),
         (48, 40, DecodeConfig(16, 3, 2)),
-        (
-            16,
-            40,
-            DecodeConfig(32 if wide else 64, 3 if dtype == torch.float32 else 5, 1, min_units=3),
-        ),
+        (16, 40, DecodeConfig(32 if wide else 64, 3 if dtype == torch.float32 else 5, 1)),
     ]
     for block_size, window, config in configs if ON_GPU else configs[heads[0] % 2 :: 2]:
         case = attention_case([1, 1, 1], [33, 1, 150], heads, window, True, dtype, block_size)

@@ -80,7 +80,9 @@ def test_numbers_that_a_gemm_makes_of_grouped_codes_have_memory(
 ) -> None:
     int4 = pytest.importorskip("quire.kernels.triton.ops.int4_linear")
     byte = pytest.importorskip("quire.kernels.triton.ops.byte_linear")
+    fp8 = pytest.importorskip("quire.kernels.triton.ops.fp8_linear")
     assert (footprint.PIECE_BYTES, footprint.BYTE_PIECE_BYTES) == (int4._PIECE, byte._PIECE)
+    assert fp8._PIECE == footprint.FP8_PIECE
     monkeypatch.setattr(footprint, "driver_capability", lambda: (9, 0))
     gate_up, head = 2 * 14_336 * 4096 * 2, 128_256 * 4096 * 2
     for quantization, usual, invariant in (
@@ -102,6 +104,17 @@ def test_numbers_that_a_gemm_makes_of_grouped_codes_have_memory(
         for on in (False, True)
     )
     assert whole - pieces == gate_up - 2**20
+
+
+def test_fp8_that_is_not_multiplied_has_memory_for_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, dtype, numbers in (
+        ((9, 0), "bfloat16", 0), ((9, 0), "float16", 2**23), ((8, 0), "bfloat16", 2**23),
+    ):  # fmt: skip
+        monkeypatch.setattr(footprint, "driver_capability", lambda found=capability: found)
+        options = {"device": "cuda", "dtype": dtype}
+        found, plain = plan_8b(100, quantization="fp8", **options), plan_8b(100, **options)
+        assert found.workspace - plain.workspace == 6 * numbers
+        assert found.graphs - plain.graphs == 6 * numbers
 
 
 @pytest.mark.parametrize(

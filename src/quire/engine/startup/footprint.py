@@ -15,7 +15,7 @@ import msgspec
 
 from quire.config import EngineConfig
 from quire.core.layer_spec import LinearSpec
-from quire.dtypes import DTYPES
+from quire.dtypes import DTYPES, FP8_CAPABILITY
 from quire.engine.startup.device_policy import FP8, choose_dtype, choose_kv_dtype, device_type
 from quire.engine.startup.gpu_driver import driver_capability
 from quire.engine.startup.machine_limits import available_bytes, most_bytes
@@ -39,8 +39,9 @@ CPU_KV_SHARE = 0.25
 CPU_KV_BYTES = 4 << 30
 
 # Numbers that kernels on a GPU make at a time of weights of four bits, and of a byte: _PIECE of
-# int4_linear.py and of byte_linear.py, which import Triton.
-PIECE_BYTES, BYTE_PIECE_BYTES = 2**28, 2**25
+# int4_linear.py and of byte_linear.py, which import Triton. Of FP8 that is not multiplied as it is,
+# how many: of fp8_linear.py.
+PIECE_BYTES, BYTE_PIECE_BYTES, FP8_PIECE = 2**28, 2**25, 2**23
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,16 +114,23 @@ def weights_by_format(
 
 
 def dequantized_bytes(config: EngineConfig, model_config: ModelConfig) -> int:
-    """Bytes of the numbers that a GEMM on a GPU makes of a weight with 16-bit activations.
+    """Bytes of the numbers that a GEMM on a GPU makes of a weight whose codes it does not multiply.
 
-    Of a whole weight where results may not depend on the batch; else some rows at a time.
+    Those are codes beside 16-bit activations, and FP8 where neither the GPU nor the library multiplies
+    it. Of a whole weight where results may not depend on the batch; else some rows at a time.
     """
-    item, most = DTYPES[choose_dtype(config, model_config)].num_bytes, 0
+    dtype, most = choose_dtype(config, model_config), 0
+    item = DTYPES[dtype].num_bytes
+    in_fp8 = (driver_capability() or FP8_CAPABILITY) >= FP8_CAPABILITY
     for linear, chosen in _formats_of(config, model_config):
         if chosen.has_groups or chosen.spec == FP8_A16.spec:
             piece = PIECE_BYTES if chosen.codes_per_byte > 1 else BYTE_PIECE_BYTES
             whole = linear.n * linear.k * item
             most = max(most, whole if config.device.batch_invariant else min(whole, piece))
+        elif chosen.spec.codes.startswith("fp8") and not config.device.batch_invariant:
+            rounds = in_fp8 and chosen.spec.codes == "fp8" and dtype == "bfloat16"
+            if not rounds or linear.n % 16 or linear.k % 16:
+                most = max(most, min(linear.n * linear.k, FP8_PIECE) * (4 + item))
     return most
 
 

@@ -67,7 +67,7 @@ def make_plan(
     most = padded_count(num_requests)
     plan_kernel[(triton.cdiv(num_programs, 4),)](
         layout.query_start_loc, layout.seq_lens, index, lens, starts[0], starts[1], runs,
-        num_requests, num_programs, config.min_units,
+        num_requests, num_programs,
         KEY_TILE=config.tile, QUERY_TILE=query_tile, WINDOW=window, NUM_KV_HEADS=num_kv_heads,
         DECODES=decode is not None, MEMBERS=SHARED_MEMBERS,
         WHOLE=keeps_requests(config),
@@ -96,10 +96,10 @@ def query_tile_list(layout: BatchLayout, tiles: Tensor, query_tile: int) -> Tens
     return work
 
 
-@triton.jit(do_not_specialize=["num_requests", "num_programs", "min_units"])
+@triton.jit(do_not_specialize=["num_requests", "num_programs"])
 def plan_kernel(
     query_start_ptr, seq_lens_ptr, shared_index_ptr, lens_ptr, decode_tiles_ptr, query_tiles_ptr,
-    runs_ptr, num_requests, num_programs, min_units,
+    runs_ptr, num_requests, num_programs,
     KEY_TILE: tl.constexpr, QUERY_TILE: tl.constexpr, WINDOW: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, DECODES: tl.constexpr, MEMBERS: tl.constexpr,
     WHOLE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_P: tl.constexpr, PDL: tl.constexpr,
@@ -134,13 +134,13 @@ def plan_kernel(
     program = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     _store_runs(
         runs_ptr, query_start_ptr, seq_lens_ptr, program, key_tiles, ends,
-        num_programs, min_units, NUM_KV_HEADS, WHOLE,
+        num_programs, NUM_KV_HEADS, WHOLE,
     )  # fmt: skip
 
 
 @triton.jit
 def _store_runs(
-    runs_ptr, query_start_ptr, seq_lens_ptr, program, key_tiles, ends, num_programs, min_units,
+    runs_ptr, query_start_ptr, seq_lens_ptr, program, key_tiles, ends, num_programs,
     NUM_KV_HEADS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Store runs [programs, 10], the run of units of each decode program:
@@ -150,7 +150,7 @@ def _store_runs(
     that work on that (request, head). key_tiles, ends: tiles of each request, and up to its end.
     """
     num_units = tl.sum(key_tiles) * NUM_KV_HEADS
-    busy = tl.minimum(num_programs, tl.cdiv(num_units, min_units))
+    busy = tl.minimum(num_programs, num_units)
     works = program < busy
     busy, units = tl.maximum(busy, 1), tl.maximum(num_units, 1)
     begin = tl.where(works, run_begin(program, busy, num_units), num_units)

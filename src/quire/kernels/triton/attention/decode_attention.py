@@ -25,7 +25,7 @@ from quire.kernels.triton.attention.shared_prefix_attention import with_shared_p
 from quire.kernels.triton.attention.softmax_options import soft_capped, with_sinks
 from quire.kernels.triton.launch.work_partition import arrive, owner, slot
 
-_NUMBERS = ["num_requests", "num_tokens", "min_units", "plan_is_fresh", "opens_early"]
+_NUMBERS = ["num_requests", "num_tokens", "plan_is_fresh", "opens_early"]
 
 
 @triton.jit(do_not_specialize=["stride_table", *_NUMBERS])
@@ -34,7 +34,7 @@ def decode_attention_kernel(
     seq_lens_ptr, tiles_ptr, runs_ptr, partial_ptr, counter_ptr,
     shared_index_ptr, lens_ptr, shared_sums_ptr, shared_stats_ptr, shared_plan_ptr, sinks_ptr,
     num_requests, num_tokens, scale, stride_q_token, stride_q_head, stride_block, stride_slot,
-    stride_kv_head, stride_table, stride_out_token, min_units, plan_is_fresh, opens_early,
+    stride_kv_head, stride_table, stride_out_token, plan_is_fresh, opens_early,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
     STAGES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, CODES_PATH: tl.constexpr,
@@ -46,7 +46,7 @@ def decode_attention_kernel(
     [programs, 10]: each program's run, as `plan_kernel` stores it. Rows of out behind the last
     request's token are set to zeros. scale: of the scores, times log2(e). WINDOW: keys that a query
     sees, 0 for all. SOFT_CAP: of scores times log2(e), 0 for none. sinks
-    [Hkv · GROUP] or None. min_units: the least units of a program. CODES_PATH: "plain", or how
+    [Hkv · GROUP] or None. CODES_PATH: "plain", or how
     `codes_to_float16` converts keys and values in 8 bits. k_scale, v_scale [blocks, BLOCK_SIZE,
     Hkv]: of those in INT8, else None.
 
@@ -117,7 +117,7 @@ def decode_attention_kernel(
                 token = tl.load(query_start_ptr + request)
                 seq_len = tl.load(seq_lens_ptr + request)
             num_units = tl.load(tiles_ptr + num_requests) * NUM_KV_HEADS
-            num_programs = tl.minimum(tl.num_programs(0), tl.cdiv(num_units, min_units))
+            num_programs = tl.minimum(tl.num_programs(0), num_units)
             first, last = program, owner(row_unit + num_tiles - 1, num_programs, num_units)
     if PDL:  # programs without work wait, too: the next kernel relies on all kernels before
         gdc_wait()

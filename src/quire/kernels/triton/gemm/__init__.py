@@ -1,1 +1,1 @@
-"""GEMMs of few rows: the portable kernel, its configurations and their costs."""
+"""The portable GEMM of few rows, and the rules by which all GEMMs are cut into tiles."""

@@ -58,7 +58,7 @@ def block_configs(m: int, n: int, k: int) -> Iterator[BlockConfig]:
     for block_m, block_n in STEP_US:
         if block_m > 64 >= m:
             continue
-        for split in range(1, min(k // 512, 8) + 1):
+        for split in range(1, max(1, min(k // 512, 8)) + 1):
             tiles = math.ceil(n / block_n) * math.ceil(m / block_m)
             if split > 1 and tiles * split * block_n * block_m > NUM_PARTIALS:
                 break

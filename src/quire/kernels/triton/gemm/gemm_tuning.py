@@ -137,7 +137,7 @@ def bytes_gemm_config(m: int, n: int, k: int, num_sms: int) -> RingConfig | None
     FP8's, as tiles have the same bytes. None: left to kernels with one program for a tile of 128
     outputs, of which there are enough.
     """
-    if m > 256:
+    if not 0 < m <= 256:
         return None
     found = fp8_gemm_config(m, n, k, num_sms)
     if found is not None or math.ceil(m / 128) * math.ceil(n / 128) >= num_sms:

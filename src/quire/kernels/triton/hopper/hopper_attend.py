@@ -30,8 +30,8 @@ from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
 def attend(
     operands, rings,
     NUM_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, TOKENS: gl.constexpr,
-    TILE: gl.constexpr, WINDOW: gl.constexpr, SPLIT: gl.constexpr, PING_PONG: gl.constexpr,
-    FIELDS: gl.constexpr, PART: gl.constexpr,
+    TILE: gl.constexpr, WINDOW: gl.constexpr, SPLIT: gl.constexpr, FIELDS: gl.constexpr,
+    PART: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup's loop over work items: attention of one query tile after another."""
     (
@@ -47,7 +47,7 @@ def attend(
     )
     OFFSET: gl.constexpr = 0 if SPLIT else PART * (TOKENS // 2)  # of its first query in the tile
     if PART == 1:
-        _pass_ping_pong(PART, PING_PONG)
+        _pass_ping_pong(PART, SPLIT)
     before = 0  # key tiles of all work items so far
     cycle = 0
     num_items = gl.load(num_tiles_ptr) * NUM_HEADS
@@ -69,7 +69,7 @@ def attend(
         acc, m, total, p, at = _attend_to_keys(
             q_smem.index(2 * q_slot + PART), rings, before, tiles,
             seq_len - num_queries + first_query + OFFSET, row_scale, seq_len,
-            GROUP, HEAD_DIM, TILE, WINDOW, SPLIT, PING_PONG, PART, SCORES, SUMS,
+            GROUP, HEAD_DIM, TILE, WINDOW, SPLIT, PART, SCORES, SUMS,
         )  # fmt: skip
         leave_queries(queries, q_slot)
         offsets, there = rows_in_memory(
@@ -112,8 +112,7 @@ def _add_values(values, at, acc, p):
 def _attend_to_keys(
     q, rings, before, tiles, first_position, scale, seq_len,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr,
-    SPLIT: gl.constexpr, PING_PONG: gl.constexpr, PART: gl.constexpr,
-    SCORES: gl.constexpr, SUMS: gl.constexpr,
+    SPLIT: gl.constexpr, PART: gl.constexpr, SCORES: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
     """Softmax over a warpgroup's key tiles, from the last to the first.
 
@@ -147,14 +146,14 @@ def _attend_to_keys(
         for _ in range(tile, full_end - 1, -STEP):
             acc, m, total, p = _go_on(
                 q, rings, at, acc, m, total, p, position, tile, scale,
-                TILE, WINDOW, STEP, True, SCORES, SUMS, PING_PONG, PART,
+                TILE, WINDOW, SPLIT, True, SCORES, SUMS, PART,
             )  # fmt: skip
             at += STEP
             tile -= STEP
         for _ in range(tile, full_begin - 1, -STEP):
             acc, m, total, p = _go_on(
                 q, rings, at, acc, m, total, p, position, tile, scale,
-                TILE, WINDOW, STEP, False, SCORES, SUMS, PING_PONG, PART,
+                TILE, WINDOW, SPLIT, False, SCORES, SUMS, PART,
             )  # fmt: skip
             at += STEP
             tile -= STEP
@@ -162,7 +161,7 @@ def _attend_to_keys(
             for _ in range(tile, begin - 1, -STEP):
                 acc, m, total, p = _go_on(
                     q, rings, at, acc, m, total, p, position, tile, scale,
-                    TILE, WINDOW, STEP, True, SCORES, SUMS, PING_PONG, PART,
+                    TILE, WINDOW, SPLIT, True, SCORES, SUMS, PART,
                 )  # fmt: skip
                 at += STEP
                 tile -= STEP
@@ -196,19 +195,19 @@ def _scaled(scores, key_scales, slot):
 @gluon.jit
 def _go_on(
     q, rings, at, acc, m, total, p, position, tile, scale,
-    TILE: gl.constexpr, WINDOW: gl.constexpr, STEP: gl.constexpr, MASKED: gl.constexpr,
-    SCORES: gl.constexpr, SUMS: gl.constexpr, PING_PONG: gl.constexpr, PART: gl.constexpr,
+    TILE: gl.constexpr, WINDOW: gl.constexpr, SPLIT: gl.constexpr, MASKED: gl.constexpr,
+    SCORES: gl.constexpr, SUMS: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
     """Scores and softmax of a key tile, and the weighted sum of the previous tile's values."""
     keys, values, key_scales = rings
     dtype: gl.constexpr = values[0].dtype
-    k_slot = await_tile(keys, at + STEP)
-    _await_ping_pong(PART, PING_PONG)
+    k_slot = await_tile(keys, at + (2 if SPLIT else 1))
+    _await_ping_pong(PART, SPLIT)
     scores = _scores(q, keys[0].index(k_slot), SCORES)
     v_slot = await_tile(values, at)
     p = operand(p, dtype, SUMS)
     acc = warpgroup_mma(p, values[0].index(v_slot), acc, is_async=True)
-    _pass_ping_pong(PART, PING_PONG)
+    _pass_ping_pong(PART, SPLIT)
     scores = _scaled(warpgroup_mma_wait(1, deps=[scores]), key_scales, k_slot)
     mbarrier.arrive(keys[2].index(k_slot), count=1)
     w, m, total, shrink = softmax(
@@ -269,9 +268,9 @@ def _merge(
 
 
 @gluon.jit
-def _await_ping_pong(PART: gl.constexpr, PING_PONG: gl.constexpr):
+def _await_ping_pong(PART: gl.constexpr, SPLIT: gl.constexpr):
     """Wait until the other warpgroup has issued its MMAs; by named barriers 8 and 9."""
-    if PING_PONG:
+    if not SPLIT:
         gl.inline_asm_elementwise(
             "bar.sync $1, 256; mov.b32 $0, $1;", "=r,r", [gl.to_tensor(8 + PART)],
             dtype=gl.int32, is_pure=False, pack=1,
@@ -279,9 +278,9 @@ def _await_ping_pong(PART: gl.constexpr, PING_PONG: gl.constexpr):
 
 
 @gluon.jit
-def _pass_ping_pong(PART: gl.constexpr, PING_PONG: gl.constexpr):
+def _pass_ping_pong(PART: gl.constexpr, SPLIT: gl.constexpr):
     """Let the other warpgroup issue its MMAs."""
-    if PING_PONG:
+    if not SPLIT:
         gl.inline_asm_elementwise(
             "bar.arrive $1, 256; mov.b32 $0, $1;", "=r,r", [gl.to_tensor(9 - PART)],
             dtype=gl.int32, is_pure=False, pack=1,

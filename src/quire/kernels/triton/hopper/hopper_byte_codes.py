@@ -73,22 +73,10 @@ def dequantize(words, zero, other_zero, scale, other_scale, WORD: gl.constexpr, 
     if KIND == "e4m3" and scale is not None:
         scale = (scale.to(gl.float32) * 2.0**120).to(gl.bfloat16)
         other_scale = (other_scale.to(gl.float32) * 2.0**120).to(gl.bfloat16)
-    if zero is None and scale is None:
-        return gl.inline_asm_elementwise(
-            asm, "=&r,=&r,r,r", [words], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2
-        )
-    elif zero is None:
-        return gl.inline_asm_elementwise(
-            asm, "=&r,=&r,r,r,r,r", [words, scale, other_scale],
-            dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2,
-        )  # fmt: skip
-    elif scale is None:
-        return gl.inline_asm_elementwise(
-            asm, "=&r,=&r,r,r,r,r", [words, zero, other_zero],
-            dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2,
-        )  # fmt: skip
-    else:
-        return gl.inline_asm_elementwise(
-            asm, "=&r,=&r,r,r,r,r,r,r", [words, zero, other_zero, scale, other_scale],
-            dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2,
-        )  # fmt: skip
+    zeros = () if zero is None else (zero, other_zero)
+    scales = () if scale is None else (scale, other_scale)
+    operands = (words,) + zeros + scales  # noqa: RUF005, gluon knows no other way
+    registers: gl.constexpr = "=&r,=&r" + ",r" * (len(operands) + 1)  # two of words
+    return gl.inline_asm_elementwise(
+        asm, registers, operands, dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2
+    )

@@ -24,7 +24,7 @@ from quire.kernels.triton.hopper.hopper_tensor_maps import cache_boxes
 from quire.kernels.triton.launch.attention_config import HopperDecodeConfig, decode_registers
 from quire.kernels.triton.launch.workspace import workspace
 
-_NUMBERS = ["num_requests", "num_tokens", "min_units", "plan_is_fresh", "opens_early"]
+_NUMBERS = ["num_requests", "num_tokens", "plan_is_fresh", "opens_early"]
 
 
 def launch_decode(
@@ -59,8 +59,7 @@ def launch_decode(
         layout.block_table, layout.query_start_loc, layout.seq_lens, tiles, runs,
         space.partials, space.counters, *shared,
         len(layout.seq_lens), len(query), scale, query.stride(0), query.stride(1),
-        layout.block_table.stride(0), out.stride(0), config.min_units,
-        int(plan_is_fresh), int(opens_early),
+        layout.block_table.stride(0), out.stride(0), int(plan_is_fresh), int(opens_early),
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size, TILE=config.tile, WINDOW=window, SLOTS=config.slots, PDL=pdl,
         HAS_SHARED=shared[0] is not None, MEMBERS=SHARED_MEMBERS,
@@ -75,7 +74,7 @@ def hopper_decode_kernel(
     seq_lens_ptr, tiles_ptr, runs_ptr, partial_ptr, counter_ptr,
     shared_index_ptr, lens_ptr, shared_sums_ptr, shared_stats_ptr, shared_plan_ptr,
     num_requests, num_tokens, scale, stride_q_token, stride_q_head, stride_table,
-    stride_out_token, min_units, plan_is_fresh, opens_early,
+    stride_out_token, plan_is_fresh, opens_early,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr, SLOTS: gl.constexpr,
     PDL: gl.constexpr, HAS_SHARED: gl.constexpr, MEMBERS: gl.constexpr,
@@ -102,7 +101,7 @@ def hopper_decode_kernel(
                 q_ptr, out_ptr, ring, q_smem, p_smem, query_start_ptr, requests,
                 (k_scale_ptr, v_scale_ptr), block_table_ptr, stride_table,
                 shared, partial_ptr, counter_ptr, num_requests, num_tokens, scale, stride_q_token,
-                stride_q_head, stride_out_token, min_units, plan_is_fresh, opens_early,
+                stride_q_head, stride_out_token, plan_is_fresh, opens_early,
                 NUM_KV_HEADS, GROUP, GROUPS, HEAD_DIM, BLOCK_SIZE, WINDOW, PDL, HAS_SHARED,
                 MEMBERS)),
             (fetch, (
@@ -120,7 +119,7 @@ def hopper_decode_kernel(
 def _attend(
     q_ptr, out_ptr, ring, q_smem, p_smem, query_start_ptr, requests, scale_ptrs, block_table_ptr,
     stride_table, shared, partial_ptr, counter_ptr,
-    num_requests, num_tokens, scale, stride_q_token, stride_q_head, stride_out_token, min_units,
+    num_requests, num_tokens, scale, stride_q_token, stride_q_head, stride_out_token,
     plan_is_fresh, opens_early,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, GROUPS: gl.constexpr, HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, WINDOW: gl.constexpr, PDL: gl.constexpr, HAS_SHARED: gl.constexpr,
@@ -139,7 +138,7 @@ def _attend(
     token, seq_len = gl.load(run + 6), gl.load(run + 7)
     first, last = gl.load(run + 8), gl.load(run + 9)  # crews that share those tiles
     all_tiles = gl.load(tiles_ptr + num_requests)
-    num_crews = gl.minimum(gl.num_programs(0) // NUM_KV_HEADS, gl.cdiv(all_tiles, min_units))
+    num_crews = gl.minimum(gl.num_programs(0) // NUM_KV_HEADS, all_tiles)
     part_ptr = partial_ptr + head * (GROUP * HEAD_DIM)
     log_ptr = partial_ptr + 2 * gl.num_programs(0) * (GROUP * HEAD_DIM) + head * GROUP
     if PDL:  # results of the previous kernel are read from here on

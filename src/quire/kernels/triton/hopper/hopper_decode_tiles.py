@@ -18,10 +18,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from quire.kernels.triton.attention.kv_codes import FP8_TO_FLOAT16, INT8_TO_FLOAT16, LEAST_SCALE
+from quire.kernels.triton.attention.kv_codes import (
+    FP8_TO_FLOAT16,
+    INT8_TO_FLOAT16,
+    LEAST_SCALE,
+    LIFT,
+)
 from quire.kernels.triton.hopper.hopper_prefill_work import await_tile
 from quire.kernels.triton.hopper.hopper_queries import halved
-from quire.kernels.triton.hopper.hopper_softmax import LIFT, exp2
+from quire.kernels.triton.hopper.hopper_softmax import exp2
 from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
 
 

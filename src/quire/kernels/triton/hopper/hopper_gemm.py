@@ -125,13 +125,12 @@ def hopper_gemm_kernel(
         if group_scale_ptr is not None:
             scales = load_groups(
                 group_scale_ptr, tile * BLOCK_N, begin, end, N, K, TILES, BLOCK_N, GROUP,
-                GROUP_ROWS, gl.bfloat16, CODEBOOK is not None, CODEBOOK is None, HEAD_DIM,
-                given,
+                GROUP_ROWS, CODEBOOK is None, HEAD_DIM, given,
             )  # fmt: skip
         if zero_ptr is not None:
             zeros = load_groups(
                 zero_ptr, tile * BLOCK_N, begin, end, N, K, TILES, BLOCK_N, GROUP,
-                GROUP_ROWS, gl.bfloat16, False, CODEBOOK is None, HEAD_DIM,
+                GROUP_ROWS, CODEBOOK is None, HEAD_DIM,
             )  # fmt: skip
     if PDL:  # results of the previous kernel are read from here on
         gdc_wait()

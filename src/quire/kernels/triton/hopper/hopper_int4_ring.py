@@ -1,6 +1,6 @@
 """The ring of Hopper's GEMM of few rows with weights of four bits: words, columns of x, scales.
 
-A step is 256 columns of W for each of PARTS parts of k. A tile has PARTS · BLOCK_N = 64 or 128 rows
+A step is 256 columns of W for each of PARTS parts of k. A tile has PARTS · BLOCK_N = 64 to 256 rows
 for the tensor cores: the same outputs, once for each part, so that few outputs fill them, too. Its
 other side has the rows of x, for each part and, where these are fewer than 8, for several blocks of
 64 columns. So every product has sums of a row of W with columns that are not its own; they stay in
@@ -104,7 +104,7 @@ def ask_columns(x_desc, x_ring, full, first, begin, end, step):
 @gluon.jit
 def read_groups(
     ptr, row, begin, end, N, K, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, GROUP: gl.constexpr,
-    ROWS: gl.constexpr, HEAD_DIM: gl.constexpr = 0,
+    ROWS: gl.constexpr, HEAD_DIM: gl.constexpr,
 ):  # fmt: skip
     """A program's scales (or zeros) [ROWS, PARTS * BLOCK_N] as they lie in memory."""
     GROUPS: gl.constexpr = 256 // GROUP
@@ -121,22 +121,20 @@ def read_groups(
 @gluon.jit
 def load_groups(
     ptr, row, begin, end, N, K, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, GROUP: gl.constexpr,
-    ROWS: gl.constexpr, NUMBERS: gl.constexpr,
-    EXPONENTS: gl.constexpr = False, AS_BITS: gl.constexpr = False, HEAD_DIM: gl.constexpr = 0,
-    values=None,
+    ROWS: gl.constexpr, AS_BITS: gl.constexpr, HEAD_DIM: gl.constexpr, values=None,
 ):  # fmt: skip
     """A program's scales (or zeros) [K / GROUP, N] in shared memory, as its steps read them.
 
     Row s · 256 / GROUP + g has those of group g of step s, for each part and output; ROWS: a power
-    of two, as many at least. Zeros are bytes; signed ones become NUMBERS. EXPONENTS: scales that
-    are bytes become powers of two, in bfloat16. AS_BITS: in 16 bits; scales in bfloat16 times
-    2^112, zeros as they are.
+    of two, as many at least. Signed zeros become bfloat16; so do unsigned bytes, exponents of
+    scales that are powers of two. AS_BITS: of integers of four bits; scales in bfloat16 times
+    2^112, and zeros, which are bytes, as they are. values: what `read_groups` has read, or None.
     """
     WIDTH: gl.constexpr = PARTS * BLOCK_N
     shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     IS_BYTE: gl.constexpr = ptr.dtype.element_ty == gl.uint8
     IS_SIGNED: gl.constexpr = ptr.dtype.element_ty == gl.int8
-    bits_or_own: gl.constexpr = NUMBERS if IS_BYTE or IS_SIGNED else ptr.dtype.element_ty
+    bits_or_own: gl.constexpr = gl.bfloat16 if IS_BYTE or IS_SIGNED else ptr.dtype.element_ty
     kind: gl.constexpr = gl.int16 if AS_BITS else bits_or_own
     memory = gl.allocate_shared_memory(kind, [ROWS, WIDTH], shared)
     if values is None:
@@ -149,13 +147,13 @@ def load_groups(
         else:
             scaled = (values.to(gl.bfloat16).to(gl.float32) * 2.0**112).to(gl.bfloat16)
             values = scaled.to(gl.int16, bitcast=True)
-    elif EXPONENTS and IS_BYTE:  # bfloat16 has them all; the least is subnormal
+    elif IS_BYTE:  # bfloat16 has them all; the least is subnormal
         bits = values.to(gl.int16)
         least = gl.where(bits == 0, 0x40, bits << 7)
         bits = gl.where(bits == 255, 0x7FC0, least).to(gl.int16)
         values = bits.to(gl.bfloat16, bitcast=True)
     elif IS_SIGNED:
-        values = values.to(gl.float32).to(NUMBERS)
+        values = values.to(gl.float32).to(gl.bfloat16)
     memory.store(values)
     return seen_as(memory, memory.dtype, [ROWS, WIDTH], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 

@@ -59,8 +59,7 @@ def launch_prefill(
         query.stride(0), query.stride(1), block_table.stride(0), out.stride(0),
         NUM_HEADS=num_kv_heads, GROUP=query.shape[1] // num_kv_heads, HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size, TILE=config.tile, WINDOW=window, SLOTS=config.slots,
-        SPLIT=config.split, PING_PONG=config.ping_pong and not config.split, FIELDS=WORK_FIELDS,
-        PDL=pdl, num_warps=4, launch_pdl=pdl,
+        SPLIT=config.split, FIELDS=WORK_FIELDS, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -71,7 +70,7 @@ def hopper_prefill_kernel(
     stride_q_token, stride_q_head, stride_table, stride_out_token,
     NUM_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr, SLOTS: gl.constexpr,
-    SPLIT: gl.constexpr, PING_PONG: gl.constexpr, FIELDS: gl.constexpr, PDL: gl.constexpr = False,
+    SPLIT: gl.constexpr, FIELDS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """q [T, Hkv · GROUP, D], caches as boxes of [slots, Hkv · D] → out [T, Hkv · GROUP, D].
 
@@ -112,17 +111,17 @@ def hopper_prefill_kernel(
             [
                 (attend, (
                     operands, rings, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SPLIT,
-                    PING_PONG, FIELDS, 0)),
+                    FIELDS, 0)),
                 (attend, (
                     operands, rings, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SPLIT,
-                    PING_PONG, FIELDS, 1)),
+                    FIELDS, 1)),
                 (dequantize_values, (
                     operands, codes, rings, (k_scale_ptr, v_scale_ptr), scales[1],
                     block_table_ptr, stride_table,
                     NUM_HEADS, GROUP, BLOCK_SIZE, TOKENS, TILE, WINDOW, SPLIT, FIELDS)),
                 (fetch, (
                     k_desc, v_desc, keys, codes, work_ptr, num_tiles_ptr, block_table_ptr,
-                    stride_table, NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, FIELDS, 1, PDL)),
+                    stride_table, NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, FIELDS, PDL)),
             ],
             [4, 4, 1],
             [208, 56, 40],
@@ -137,13 +136,13 @@ def hopper_prefill_kernel(
             [
                 (attend, (
                     operands, rings, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SPLIT,
-                    PING_PONG, FIELDS, 0)),
+                    FIELDS, 0)),
                 (attend, (
                     operands, rings, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SPLIT,
-                    PING_PONG, FIELDS, 1)),
+                    FIELDS, 1)),
                 (fetch, (
                     k_desc, v_desc, keys, values, work_ptr, num_tiles_ptr, block_table_ptr,
-                    stride_table, NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, FIELDS, 1, PDL)),
+                    stride_table, NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, FIELDS, PDL)),
             ],
             [4, 1],
             [224, 56],

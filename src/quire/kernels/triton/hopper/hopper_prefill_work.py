@@ -57,12 +57,12 @@ def key_tiles(
 def fetch(
     k_desc, v_desc, keys, values, work_ptr, num_tiles_ptr, block_table_ptr, stride_table,
     NUM_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, TOKENS: gl.constexpr, TILE: gl.constexpr,
-    WINDOW: gl.constexpr, FIELDS: gl.constexpr, EACH: gl.constexpr = 1, PDL: gl.constexpr = False,
+    WINDOW: gl.constexpr, FIELDS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Keep the rings filled by TMA: a tile of keys, its values, the next tile's keys, ...
 
-    EACH: 2 where both rings are one, and a tile's values follow its keys. BLOCK_SIZE: 0 where each
-    request's keys are contiguous. PDL: wait for the previous kernel, as the next one relies on all.
+    BLOCK_SIZE: 0 where each request's keys are contiguous. PDL: wait for the previous kernel, as
+    the next one relies on all.
     """
     if PDL:
         gdc_wait()
@@ -77,8 +77,8 @@ def fetch(
         table = block_table_ptr + request * stride_table
         for key_tile in range(end - 1, begin - 1, -1):
             rows = rows_of(k_desc, table, key_tile, seq_len, BLOCK_SIZE, TILE)
-            fetch_tile(k_desc, rows, head, keys, EACH * at, TILE)
-            fetch_tile(v_desc, rows, head, values, EACH * at + EACH - 1, TILE)
+            fetch_tile(k_desc, rows, head, keys, at, TILE)
+            fetch_tile(v_desc, rows, head, values, at, TILE)
             at += 1
         cycle += 1
         head, request, _, num_queries, seq_len, first_query = work_item(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-LIFT = gl.constexpr(14.0)  # as in kv_codes.py
+from quire.kernels.triton.attention.kv_codes import LIFT
 
 
 @gluon.jit

@@ -72,15 +72,11 @@ def _look_up(words, scale, other_scale, BLOCK: gl.constexpr, CODEBOOK: gl.conste
     scale, other_scale [rows, 1]: of the two, or None for 1.
     """
     asm: gl.constexpr = _look_up_asm(BLOCK, CODEBOOK, scale is not None)
-    if scale is None:
-        return gl.inline_asm_elementwise(
-            asm, "=&r,=&r,r,r", [words], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2
-        )
-    else:
-        return gl.inline_asm_elementwise(
-            asm, "=&r,=&r,r,r,r,r", [words, scale, other_scale],
-            dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2,
-        )  # fmt: skip
+    operands = (words,) if scale is None else (words, scale, other_scale)
+    registers: gl.constexpr = "=&r,=&r" + ",r" * (len(operands) + 1)  # two of words
+    return gl.inline_asm_elementwise(
+        asm, registers, operands, dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2
+    )
 
 
 @gluon.jit

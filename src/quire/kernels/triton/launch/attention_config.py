@@ -16,15 +16,13 @@ class DecodeConfig:
     """Config of the decode attention kernel of any GPU.
 
     tile: keys of a tile. stages: of the loop's pipeline, with stages - 1 tiles of keys and values
-    in shared memory. per_sm: programs for each multiprocessor. min_units: the least number of tiles
-    for which another program is used.
+    in shared memory. per_sm: programs for each multiprocessor.
     """
 
     tile: int
     stages: int
     per_sm: int = 3
     warps: int = 4
-    min_units: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +30,12 @@ class HopperDecodeConfig:
     """Config of Hopper's decode attention.
 
     per_sm: programs for each multiprocessor. slots: tiles of keys, and as many of values, that each
-    program has in shared memory. tile: keys of a tile, 64 or 128. min_units: as in `DecodeConfig`.
+    program has in shared memory. tile: keys of a tile, 64 or 128.
     """
 
     per_sm: int
     slots: int
     tile: int = 64
-    min_units: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +62,12 @@ class HopperConfig:
 
     tile: keys of a tile. slots: tiles of keys, and as many of values, in shared memory. split: both
     warpgroups have the same queries and every other tile of keys, so that few queries make more
-    programs. ping_pong: without split, the warpgroups alternate in issuing MMAs.
+    programs. Otherwise each has its own half of them, and they alternate in issuing MMAs.
     """
 
     tile: int
     slots: int
     split: bool
-    ping_pong: bool = True
 
     def tokens(self, group: int) -> int:
         """Query tokens of a tile, with `group` query heads for each key head."""

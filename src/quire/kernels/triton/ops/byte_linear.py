@@ -22,8 +22,8 @@ from quire.kernels.triton.gemm.byte_config import byte_config
 from quire.kernels.triton.gemm.byte_rows_config import ByteRowsConfig, byte_rows_config
 from quire.kernels.triton.gemm.int4_config import Int4Config
 from quire.kernels.triton.launch.workspace import workspace
-from quire.kernels.triton.ops.byte_words import dequantize_whole, dequantize_words
-from quire.kernels.triton.ops.gpu_linear import MAX_ROWS, Operand
+from quire.kernels.triton.ops.byte_words import dequantize_words
+from quire.kernels.triton.ops.gpu_linear import MAX_ROWS
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 from quire.kernels.triton.ops.words_linear import WordsLinear, ordered, whole_steps
 from quire.kernels.triton.step.block_rounding import quantize_blocks
@@ -40,9 +40,6 @@ class _ByteWordsLinear(WordsLinear[ByteWords]):
     """Weights of a byte each, packed as words."""
 
     most = 2**13  # as programs may have any of x's tiles
-
-    def operand(self, weight: ByteWords) -> Operand:
-        return weight.words, weight.row_scale, "words"
 
     def linear(self, x: Rows, weight: ByteWords, bias: Tensor | None) -> Tensor:
         """Twin of `reference_bytes.linear_bytes`."""
@@ -82,8 +79,8 @@ class _ByteWordsLinear(WordsLinear[ByteWords]):
         boxes = byte_boxes(weight.words, config.parts, config.block_n)
         return boxes, weight.row_scale, weight.codes
 
-    def numbers(self, weight: ByteWords, dtype: torch.dtype) -> Tensor:
-        return dequantize_whole(weight, dtype)
+    def dequantize(self, weight: ByteWords, out: Tensor) -> Tensor:
+        return dequantize_words(weight, out)
 
 
 BYTES = _ByteWordsLinear()

@@ -19,6 +19,7 @@ from torch import Tensor
 from quire.kernels.byte_operands import ByteWeight, ByteWords
 from quire.kernels.operands import Fp8Weight
 from quire.kernels.reference_arrays import few_rows
+from quire.kernels.triton.ops.int4_weight import by_group
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 
 _PIECE = 2**24  # codes that are packed at a time
@@ -37,8 +38,8 @@ def pack_bytes(weight: ByteWeight) -> ByteWords:
         # by powers of two, so that float16 has them with all of its digits
         row_scale = torch.exp2(scale.abs().amax(dim=1).clamp_min(2.0**-100).log2().ceil())
     group = math.gcd(weight.group, 128)
-    found = None if alone else _by_group((scale / row_scale[:, None]).half(), weight.group, group)
-    zeros = None if weight.zeros is None else _by_group(weight.zeros, weight.group, group)
+    found = None if alone else by_group((scale / row_scale[:, None]).half(), weight.group, group)
+    zeros = None if weight.zeros is None else by_group(weight.zeros, weight.group, group)
     kind = "s8" if weight.codes.dtype == torch.int8 else "e4m3"
     rounds = weight.kind not in _EXACT
     return ByteWords(words, found, zeros, row_scale, group, k, kind, weight.permutation, rounds)
@@ -68,12 +69,6 @@ def _words(codes: Tensor) -> Tensor:
     codes = F.pad(codes, (0, -codes.shape[1] % 256))
     parts = codes.view(len(codes), -1, 2, 2, 16, 2)  # chunk, word, byte, pair, column
     return parts.permute(0, 1, 4, 2, 5, 3).contiguous().view(len(codes), -1).view(torch.int32)
-
-
-def _by_group(values: Tensor, wide: int, group: int) -> Tensor:
-    """[N, K / wide] → [K / group, N], with zeros up to whole steps of 256."""
-    values = values.repeat_interleave(wide // group, dim=1)
-    return F.pad(values, (0, -values.shape[1] % (256 // group))).t().contiguous()
 
 
 @triton.jit
@@ -121,9 +116,3 @@ def dequantize_words(weight: ByteWords, out: Tensor, first: int = 0) -> Tensor:
         weight.codes == "e4m3", num_warps=4,
     )  # fmt: skip
     return out
-
-
-def dequantize_whole(weight: ByteWords, dtype: torch.dtype) -> Tensor:
-    """The whole weight [N, K] as numbers of a data type."""
-    out = torch.empty(len(weight.words), weight.inputs, dtype=dtype, device=weight.words.device)
-    return dequantize_words(weight, out)

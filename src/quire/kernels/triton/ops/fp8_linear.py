@@ -19,13 +19,11 @@ from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 from quire.kernels.triton.ops.rounded_rows import has_aligned_sizes, multiplies_fp8
 from quire.kernels.triton.step.elementwise import quantize_rows
 
-_TILE = 2**25  # numbers of a weight that are dequantized at a time
+_PIECE = 2**23  # numbers of a weight that are dequantized at a time, in float32 first
 
 
 class _Fp8Linear(ByteLinear[Fp8Weight]):
     """Weights in FP8, with x rounded to it if the weight says so and the GPU multiplies FP8."""
-
-    rows = Fp8Rows
 
     def operand(self, weight: Fp8Weight) -> Operand:
         if _is_rounded_for(weight):
@@ -127,7 +125,7 @@ def by_library(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Te
 def _linear_dequantized(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """cuBLAS on the weight in x's dtype, which is dequantized some rows at a time."""
     out = x.new_empty(len(x), len(codes))
-    for rows in few_rows(len(codes), codes.shape[1], _TILE):
-        weight = (codes[rows].float() * scale[rows, None]).to(x.dtype)
+    for rows in few_rows(len(codes), codes.shape[1], _PIECE):
+        weight = codes[rows].float().mul_(scale[rows, None]).to(x.dtype)
         out[:, rows] = reference.linear(x, weight, None if bias is None else bias[rows])
     return out

@@ -67,7 +67,7 @@ def registers(config: RingConfig, kind: torch.dtype) -> int | None:
     Of small programs three; those that round to bytes would take a few more than that allows.
     """
     if config.warps == 8:
-        return 128 if config.block_n < 256 else None
+        return 128
     return 168 if kind == torch.int8 and config.block_n == 64 else None
 
 
@@ -84,7 +84,7 @@ def run_skinny(
     block_m = max(config.min_block_m, triton.next_power_of_2(len(rows)))
     num_programs, parts = config.grid(n, k, workspace(rows.device).num_sms)
     num_units = triton.cdiv(n, config.block_n) * triton.cdiv(k, config.block_k)
-    assert num_programs * num_units < 2**31
+    assert config.split or num_programs * num_units < 2**31  # see `run_begin`
     assert parts == 1 or 2 * num_programs * config.block_n * block_m <= NUM_PARTIALS
     skinny_gemm_kernel[(num_programs,)](
         rows, w, _descriptor(w, config), *behind, w.stride(0), out.stride(0),

@@ -45,12 +45,10 @@ class Results(NamedTuple):
 class GpuLinear(ABC, Generic[W]):
     """Linear operations with weights [N, K] of one type. It has no state.
 
-    most: rows of x that its GEMM for few rows takes. rows: those of eight bits that its codes are
-    multiplied by.
+    most: rows of x that its GEMM for few rows takes.
     """
 
     most: ClassVar[int] = MAX_ROWS
-    rows: ClassVar[type[RoundedRows] | None] = None
 
     @abstractmethod
     def operand(self, weight: W) -> Operand:
@@ -76,7 +74,7 @@ class GpuLinear(ABC, Generic[W]):
 
     def rows_of(self, weight: W, rows: int = 0) -> type[RoundedRows] | None:  # noqa: ARG002
         """The rows of eight bits that the weight is multiplied by, if there are so many rows."""
-        return self.rows
+        return None
 
     def rounded(self, out: Tensor, weight: W) -> type[RoundedRows] | None:  # noqa: ARG002
         """The rounded rows that such a linear layer reads instead of numbers like out."""

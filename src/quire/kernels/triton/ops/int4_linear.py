@@ -31,7 +31,7 @@ from quire.kernels.triton.gemm.int4_config import (
 from quire.kernels.triton.gemm.int4_rows_config import Int4RowsConfig, int4_rows_config
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.fp8_linear import many_rows
-from quire.kernels.triton.ops.gpu_linear import Config, Operand
+from quire.kernels.triton.ops.gpu_linear import Config
 from quire.kernels.triton.ops.int4_weight import byte_tables, dequantize_int4
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 from quire.kernels.triton.ops.rounded_rows import multiplies_fp8
@@ -48,9 +48,6 @@ class _Int4Linear(WordsLinear[Int4Words]):
     """Weights in four bits, packed as words."""
 
     most = MOST_ROWS
-
-    def operand(self, weight: Int4Words) -> Operand:
-        return weight.words, None, "words"
 
     def linear(self, x: Rows, weight: Int4Words, bias: Tensor | None) -> Tensor:
         """x [T, K] · weightᵀ + bias → [T, N]: the twin works on dequantized weights."""
@@ -93,8 +90,8 @@ class _Int4Linear(WordsLinear[Int4Words]):
         boxes = word_boxes(weight.words, config.parts, config.block_n)
         return boxes, None, _tables(weight, torch.bfloat16)
 
-    def numbers(self, weight: Int4Words, dtype: torch.dtype) -> Tensor:
-        return dequantize_whole(weight, dtype)
+    def dequantize(self, weight: Int4Words, out: Tensor) -> Tensor:
+        return dequantize_int4(weight, out)
 
 
 INT4 = _Int4Linear()
@@ -162,9 +159,3 @@ def _by_pieces(
 
 def _part(bias: Tensor | None, rows: slice) -> Tensor | None:
     return None if bias is None else bias[rows]
-
-
-def dequantize_whole(weight: Int4Words, dtype: torch.dtype) -> Tensor:
-    """The whole weight [N, K] as numbers of a data type."""
-    out = torch.empty(len(weight.words), weight.inputs, dtype=dtype, device=weight.words.device)
-    return dequantize_int4(weight, out)

@@ -23,6 +23,7 @@ from quire.kernels import reference
 from quire.kernels.formats.codebook_format import CodebookFormat
 from quire.kernels.formats.table import format_of
 from quire.kernels.operands import CodebookWeight, Int4Weight, Int4Words, QuantSpec
+from quire.kernels.reference_arrays import few_rows
 from quire.kernels.reference_codebook import powers_of_two
 
 STEP = 256  # columns
@@ -33,14 +34,10 @@ def pack_int4(weight: Int4Weight) -> Int4Words:
     """Canonical rows, not rotated, as words. K: a multiple of 32, as of the group."""
     assert not weight.hadamard  # no scheme of a GPU rotates
     assert weight.group % 32 == 0  # codes in other groups become numbers while they are read
-    n, half = weight.codes.shape
-    rows = max(1, _PIECE // (2 * half))
-    words = torch.cat([_words(weight.codes[i : i + rows]) for i in range(0, n, rows)])
-    group = math.gcd(weight.group, 128)
-    scale = _by_group(weight.scale, weight.group // group, STEP // group)
-    zeros = weight.zeros
-    if zeros is not None:
-        zeros = _by_group(zeros, weight.group // group, STEP // group)
+    (n, half), group = weight.codes.shape, math.gcd(weight.group, 128)
+    words = torch.cat([_words(weight.codes[rows]) for rows in few_rows(n, 2 * half, _PIECE)])
+    scale = by_group(weight.scale, weight.group, group)
+    zeros = None if weight.zeros is None else by_group(weight.zeros, weight.group, group)
     row_scale = row_scales(scale, zeros)
     return Int4Words(words, scale, zeros, row_scale, group, 2 * half, weight.permutation)
 
@@ -81,10 +78,10 @@ def _words(codes: Tensor) -> Tensor:
     return torch.where(words >= 2**31, words - 2**32, words).int().flatten(1)
 
 
-def _by_group(values: Tensor, repeats: int, multiple: int) -> Tensor:
-    """[N, K / its group] → [K / group, N], with zeros up to a multiple of rows."""
-    values = values.repeat_interleave(repeats, dim=1)
-    return F.pad(values, (0, -values.shape[1] % multiple)).t().contiguous()
+def by_group(values: Tensor, wide: int, group: int) -> Tensor:
+    """[N, K / wide] → [K / group, N], with zeros up to whole steps."""
+    values = values.repeat_interleave(wide // group, dim=1)
+    return F.pad(values, (0, -values.shape[1] % (STEP // group))).t().contiguous()
 
 
 @triton.jit

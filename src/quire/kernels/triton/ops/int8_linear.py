@@ -23,10 +23,11 @@ from quire.kernels.triton.step.elementwise import quantize_rows
 class _Int8Linear(ByteLinear[Int8Weight]):
     """Weights in signed bytes."""
 
-    rows = Int8Rows
-
     def operand(self, weight: Int8Weight) -> Operand:
         return weight.codes, weight.scale, "codes"
+
+    def rows_of(self, weight: Int8Weight, rows: int = 0) -> type[RoundedRows]:  # noqa: ARG002
+        return Int8Rows
 
     def rounded(self, out: Tensor, weight: Int8Weight) -> type[RoundedRows] | None:  # noqa: ARG002
         return Int8Rows if out.dtype == torch.bfloat16 else None

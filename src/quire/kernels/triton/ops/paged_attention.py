@@ -18,6 +18,7 @@ from quire.dtypes import HOPPER_BLOCK_SIZES, HOPPER_HEAD_DIMS, HOPPER_MAJOR
 from quire.kernels import reference
 from quire.kernels.batch_layout import SHARED_MEMBERS, BatchLayout
 from quire.kernels.operands import AttentionParams, KVScales
+from quire.kernels.triton.attention import softmax_options
 from quire.kernels.triton.attention.attention_plan import Plan, make_plan, padded_count
 from quire.kernels.triton.attention.decode_attention import decode_attention_kernel
 from quire.kernels.triton.attention.prefill_attention import prefill_attention_kernel
@@ -50,7 +51,7 @@ from quire.kernels.triton.launch.workspace import (
 )
 from quire.kernels.triton.ops.hopper_prompts import attend_to_prompts
 
-LOG2_E = 1.4426950408889634
+LOG2_E: float = softmax_options.LOG2_E.value
 Types: TypeAlias = "tuple[torch.dtype, torch.dtype]"
 _FOR_PROMPTS = frozenset(
     {
@@ -151,7 +152,7 @@ def decode_attention(
         plan.decode_tiles, plan.decode_runs, space.partials, space.counters,
         *_shared_operands(layout, shared), params.sinks,
         num_requests, len(query), params.scale * LOG2_E, query.stride(0), query.stride(1),
-        *k_cache.stride()[:3], layout.block_table.stride(0), out.stride(0), config.min_units,
+        *k_cache.stride()[:3], layout.block_table.stride(0), out.stride(0),
         int(plan_is_fresh), int(opens_early),
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         TILE=config.tile, WINDOW=window, SOFT_CAP=log2_soft_cap(params), STAGES=config.stages,

@@ -16,7 +16,7 @@ from quire.kernels.triton.gemm.gemm_tuning import holds_whole_heads
 from quire.kernels.triton.gemm.int4_config import Int4Config, block_rows, group_rows, scales_codes
 from quire.kernels.triton.launch.row_memory import whole_boxes
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS
-from quire.kernels.triton.ops.gpu_linear import MAX_ROWS, Config, GpuLinear
+from quire.kernels.triton.ops.gpu_linear import MAX_ROWS, Config, GpuLinear, Operand
 from quire.kernels.triton.ops.invariant_gemm import invariant_gemm
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 
@@ -36,8 +36,18 @@ class WordsLinear(GpuLinear[V]):
         """(a TMA descriptor of the words, scales of outputs, the kernel's CODEBOOK)."""
 
     @abstractmethod
+    def dequantize(self, weight: V, out: Tensor) -> Tensor:
+        """Fill out [N, K] with the weight's numbers."""
+
+    def operand(self, weight: V) -> Operand:
+        """See `GpuLinear`."""
+        return weight.words, None, "words"
+
     def numbers(self, weight: V, dtype: torch.dtype) -> Tensor:
-        """The whole weight [N, K]."""
+        """The whole weight [N, K], columns in its order."""
+        return self.dequantize(
+            weight, weight.words.new_empty(len(weight.words), weight.inputs, dtype=dtype)
+        )
 
     def invariant_linear(self, x: Rows, weight: V, bias: Tensor | None) -> Tensor:
         """See `GpuLinear`."""
