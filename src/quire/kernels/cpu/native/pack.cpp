@@ -30,27 +30,16 @@ float scale_of_bytes(uint16_t size) {
     return size ? scale * 0x1p112f * 8.0f / 127.0f : 1.0f;
 }
 
-int64_t bytes_of_group(const PackArgs& a) {
-    return group_header(a.format) + OUTPUTS / 2 * a.group;
-}
-
 bool is_float(const PackArgs& a) { return a.format == Format::f32 || a.format == Format::bf16; }
 
 // Words of four bytes in a row: each holds one float or two bfloat16.
 int64_t words_of_row(const PackArgs& a) { return a.format == Format::f32 ? a.k : a.k / 2; }
 
-int64_t bytes_of_block(const PackArgs& a) {
-    if (is_float(a)) return OUTPUTS * 4 * words_of_row(a);
-    if (is_int8(a.format)) return OUTPUTS * (4 + a.k);
-    const int64_t scales = a.format == Format::int4_hadamard ? OUTPUTS * 4 : 0;
-    return scales + a.k / a.group * bytes_of_group(a);
-}
-
 void pack_row8(const PackArgs& a, int64_t row, uint8_t* block) {
     const uint8_t* codes = static_cast<const uint8_t*>(a.codes) + row * a.k;
     const int64_t output = row % OUTPUTS;
     std::memcpy(block + output * 4, static_cast<const float*>(a.scale) + row, 4);
-    uint8_t* out = block + OUTPUTS * 4 + output * 4;
+    uint8_t* out = block + block_header(a.format) + output * 4;
     for (int64_t k = 0; k < a.k; k += 4, out += OUTPUTS * 4) {
         uint32_t four;
         std::memcpy(&four, codes + k, 4);
@@ -70,9 +59,9 @@ void pack_row4(const PackArgs& a, int64_t row, uint8_t* block) {
         for (int64_t g = 0; g < groups; ++g) largest = std::max<uint16_t>(largest, scale[g] & 0x7fff);
         const float bytes = scale_of_bytes(largest);
         std::memcpy(block + output * 4, &bytes, 4);
-        block += OUTPUTS * 4;
     }
-    for (int64_t g = 0; g < groups; ++g, block += bytes_of_group(a)) {
+    block += block_header(a.format);
+    for (int64_t g = 0; g < groups; ++g, block += group_bytes(a.format, a.group)) {
         std::memcpy(block + output * size, scales + g * size, static_cast<size_t>(size));
         if (a.zeros)
             block[OUTPUTS * 2 + output] = static_cast<const uint8_t*>(a.zeros)[row * groups + g];
@@ -102,7 +91,8 @@ void pack_numbers(const PackArgs& a, int64_t first, uint8_t* block) {
 }  // namespace
 
 void pack_weight(const PackArgs& a) {
-    const int64_t bytes = bytes_of_block(a);
+    const int64_t bytes = is_float(a) ? OUTPUTS * 4 * words_of_row(a)
+                                      : block_bytes(a.format, a.k, a.group);
     parallel_for((a.n + OUTPUTS - 1) / OUTPUTS, a.threads, [&](int64_t number) {
         uint8_t* block = static_cast<uint8_t*>(a.out) + number * bytes;
         const int64_t first = number * OUTPUTS, end = std::min(first + OUTPUTS, a.n);

@@ -117,9 +117,7 @@ void quantize_block(const QuantizeArgs& a, int64_t block) {
                           static_cast<uint8_t*>(all.scale) + row * row_scale};
         (bytes ? quantize_row8<T> : quantize_row4<T>)(a, source_row(first + row, a.half), out);
     }
-    const int64_t row_bytes =  // see pack.cpp
-        row_codes + row_scale + (a.format == Format::int4_hadamard ? 4 : 0);
-    uint8_t* out = static_cast<uint8_t*>(a.out) + first * row_bytes;
+    uint8_t* out = static_cast<uint8_t*>(a.out) + block * block_bytes(a.format, a.k, a.group);
     pack_weight({all.codes, all.scale, nullptr, out, rows, a.k, 0, a.group, a.format, 1});
 }
 
