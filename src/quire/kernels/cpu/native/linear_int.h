@@ -12,7 +12,6 @@
 
 #include "codebook.h"
 
-constexpr int64_t WIDE = 32;           // outputs of a packed block
 constexpr int64_t PIECE_BYTES = 1 << 18;  // of weights that stay in the L2 cache
 constexpr int64_t BYTES_AHEAD = 8192;  // how far before its use a line is asked for
 
@@ -38,8 +37,9 @@ inline auto reader() {
 
 // Adds products of 32 k's to a tile of R rows and 16 · BLOCKS outputs.
 template <int R, bool ZEROS, typename Read>
-inline __attribute__((always_inline)) void chunk4(const Read& read, const uint8_t* w, const uint8_t* x, const F32* scale, const Line* zeros,
-                   float* out) {
+inline __attribute__((always_inline)) void chunk4(const Read& read, const uint8_t* w,
+                                                  const uint8_t* x, const F32* scale,
+                                                  const Line* zeros, float* out) {
     typename Read::Sum sums[R][BLOCKS];
     each<R>(BODY(r) {
         const Four start = Four::at(x + R * (CHUNK + 4) + r * 4);

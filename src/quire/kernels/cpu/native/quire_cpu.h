@@ -72,21 +72,22 @@ constexpr bool has_codebook(Format format) {
 constexpr bool is_int8(Format format) {
     return format == Format::int8 || format == Format::int8_hadamard || format == Format::int8_a16;
 }
+constexpr int64_t WIDE = 32;  // outputs of a packed block of codes
 constexpr int64_t scale_bytes(Format format) { return format == Format::mxfp4 ? 1 : 2; }
-// Bytes of the parts of a block of 32 outputs, see linear_int.h. What stands before the four-bit codes
-// of a group: scales, and zero points.
+// Bytes of the parts of a block, see linear_int.h. What stands before the four-bit codes of a group:
+// scales, and zero points.
 constexpr int64_t group_header(Format format) {
-    return 32 * (scale_bytes(format) + (format == Format::int4_zeros ? 1 : 0));
+    return WIDE * (scale_bytes(format) + (format == Format::int4_zeros ? 1 : 0));
 }
 constexpr int64_t group_bytes(Format format, int64_t group) {
-    return group_header(format) + 16 * group;
+    return group_header(format) + WIDE / 2 * group;
 }
 // What stands before all of them, or before the codes of int8: scales of bytes.
 constexpr int64_t block_header(Format format) {
-    return is_int8(format) || format == Format::int4_hadamard ? 32 * 4 : 0;
+    return is_int8(format) || format == Format::int4_hadamard ? WIDE * 4 : 0;
 }
 constexpr int64_t block_bytes(Format format, int64_t k, int64_t group) {
-    const int64_t codes = is_int8(format) ? 32 * k : k / group * group_bytes(format, group);
+    const int64_t codes = is_int8(format) ? WIDE * k : k / group * group_bytes(format, group);
     return block_header(format) + codes;
 }
 
