@@ -89,7 +89,7 @@ def _restored(description: Description, tensors: Mapping[str, Any]) -> Any:
 def _packed_bytes(layout: NativeFormat, n: int, k: int, group: int) -> int:
     """Bytes of a packed weight by its sizes. Raises ValueError for sizes that no weight has."""
     if layout in FLOAT_BYTES:
-        if min(n, k) <= 0 or group < 0 or not packs_floats(n, k):
+        if group < 0 or not packs_floats(n, k):
             raise ValueError("sizes that no packed weight has")
         return n * k * FLOAT_BYTES[layout]
     return format_of_packed(layout, group).packed_bytes(n, k)

@@ -12,7 +12,7 @@ MOST_INPUTS = 1 << 17  # of codes: so many products of two bytes fit in a sum of
 
 def packs_floats(n: int, k: int) -> bool:
     """Whether a weight [n, k] in float32 or bfloat16 has a packed layout."""
-    return n % BLOCK == 0 and k % 2 == 0
+    return min(n, k) > 0 and n % BLOCK == 0 and k % 2 == 0
 
 
 class NativeFormat(IntEnum):

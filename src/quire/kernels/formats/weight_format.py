@@ -57,13 +57,15 @@ class WeightFormat(ABC):
         group = self.spec.group
         if self.has_groups != (group > 0):
             return None
-        if n % BLOCK or k % (group or STEP) or group % STEP or k > MOST_INPUTS:
+        if n % BLOCK or k % (group or STEP) or group % STEP:
+            return None
+        if n <= 0 or not 0 < k <= MOST_INPUTS:
             return None
         return self.native_formats.get((self.spec.zeros, self.spec.hadamard))
 
     def packed_bytes(self, n: int, k: int) -> int:
         """Bytes of a weight [n, k] in its packed layout. Raises ValueError for sizes it lacks."""
-        if min(n, k) <= 0 or self.native_format(n, k) is None:
+        if self.native_format(n, k) is None:
             raise ValueError("sizes that no packed weight has")
         return -(-n // WIDE) * WIDE * self.row_bytes(k)
 

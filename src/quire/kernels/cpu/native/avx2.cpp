@@ -1,13 +1,6 @@
 // The kernels as compiled for AVX2 with FMA.
 
-#include <algorithm>
-#include <array>
-#include <bit>
-#include <utility>
-
-#include "pool.h"
-#include "scalar.h"
-#include "scratch.h"
+#include "common.h"
 
 #if defined(__x86_64__)
 #pragma GCC target("avx2,fma,f16c")

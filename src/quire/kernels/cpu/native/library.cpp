@@ -73,10 +73,11 @@ static const Set all[] = {  // best first
 
 static const Kernels* take(const char* name) {
     __builtin_cpu_init();
-    for (const Set& set : all)
-        if (set.runs() && (name ? std::strcmp(name, set.kernels.name) == 0
-                                : !(set.is_slow && set.is_slow())))
-            return &set.kernels;
+    for (const Set& set : all) {  // what is not wanted is not asked for: tiles change the process
+        const bool is_wanted =
+            name ? std::strcmp(name, set.kernels.name) == 0 : !(set.is_slow && set.is_slow());
+        if (is_wanted && set.runs()) return &set.kernels;
+    }
     return nullptr;
 }
 #else

@@ -5,7 +5,7 @@ constexpr int64_t PIECE = 1 << 14;  // numbers: some microseconds, what it pays 
 // Calls body(row) for all rows of `size` numbers.
 template <typename F>
 void parallel_rows(int64_t rows, int64_t size, int threads, F&& body) {
-    const int64_t some = std::max<int64_t>(1, PIECE / size);  // of a piece
+    const int64_t some = std::max<int64_t>(1, PIECE / std::max<int64_t>(1, size));  // of a piece
     parallel_for((rows + some - 1) / some, threads, [&](int64_t piece) {
         const int64_t end = std::min(rows, (piece + 1) * some);
         for (int64_t row = piece * some; row < end; ++row) body(row);
