@@ -83,7 +83,7 @@ def attention(
 def _args(
     query: Tensor, k_cache: Tensor, layout: BatchLayout, params: AttentionParams
 ) -> AttentionArgs:
-    args = AttentionArgs(
+    return AttentionArgs(
         query_start=layout.query_start_loc.data_ptr(),
         seq_lens=layout.seq_lens.data_ptr(),
         block_table=layout.block_table.data_ptr(),
@@ -100,7 +100,6 @@ def _args(
         cache_dtype=KV_DTYPES[k_cache.dtype],
         threads=native.num_threads(),
     )
-    return args
 
 
 def serves(query: Tensor, dim: int, k_cache: Tensor) -> bool:
