@@ -49,7 +49,8 @@ void dequantize_rows(const void* cache, const Blocks& blocks, int64_t head, int6
         const Code* row = reinterpret_cast<const Code*>(at);
         const F32 scale = F32::all(scale_of(row, dim));
         for (int64_t d = 0; d < dim; d += 16) {
-            if constexpr (std::is_same_v<Code, T>) std::memcpy(out + d, row + d, 16 * sizeof(T));
+            if constexpr (std::is_same_v<T, bf16> && std::is_same_v<Code, bf16>)
+                std::memcpy(out + d, row + d, 16 * sizeof(T));
             else (is_scaled<Code> ? F32::load(row + d) * scale : F32::load(row + d)).store(out + d);
         }
     }
