@@ -126,7 +126,7 @@ def test_extreme_activations() -> None:
     assert found[1].isnan().all()
 
 
-@pytest.mark.parametrize("shape", [(17, 8), (32, 7)])
+@pytest.mark.parametrize("shape", [(17, 8), (32, 7), (16, 0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_sizes_and_types_go_elsewhere(shape: tuple[int, int], dtype: torch.dtype) -> None:
     weight, x = normal(*shape, dtype=dtype), normal(3, shape[1], dtype=dtype)

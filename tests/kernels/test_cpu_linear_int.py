@@ -213,6 +213,15 @@ def test_other_sizes_and_types_are_served_too() -> None:
     torch.testing.assert_close(found.double(), exact(half, weight), rtol=2e-3, atol=1e-2)
 
 
+def test_sums_that_32_bits_do_not_hold_are_left_to_others() -> None:
+    for k in (2**17, 2**17 + 2**11):
+        rows = Int8Weight(torch.full((16, k), 127, dtype=torch.int8), torch.ones(16), False)
+        weight = quantized_linear.pack_rows(rows)
+        assert isinstance(weight, PackedWeight) == (k <= 2**17)
+        found = native_linear.linear(torch.ones(1, k), weight, None)
+        assert torch.allclose(found, torch.full((1, 16), 127.0 * k), rtol=1e-3)
+
+
 def test_vnni_with_its_dot_instruction_emulated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from twins import CASES, FORMATS, THROUGH, TOLERANCES, WRITING, operation_of
 
 from quire.kernels import reference
-from quire.kernels.cpu import torch_matmul
+from quire.kernels.cpu import native, torch_matmul
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import Kernels, describe, kernels_for, operations_for
 from quire.kernels.operands import Fp8Weight, ResidualState, RopeWriteKV
@@ -65,7 +65,7 @@ def largest(twin: Tensor) -> float:
 
 def tolerance(op: str, dtype: torch.dtype) -> float:
     """Tiles take bfloat16 instead of bytes for 4-bit weights; test_cpu_tiles.py bounds that."""
-    has_tiles = op == "linear_int4" and torch_matmul.has_amx()
+    has_tiles = op == "linear_int4" and native.instruction_set() == "amx"
     return max(TOLERANCES[dtype], TOLERANCES[torch.bfloat16] if has_tiles else 0.0)
 
 

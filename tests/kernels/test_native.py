@@ -41,6 +41,7 @@ def test_finite_rows(dtype: torch.dtype, size: int) -> None:
         x[10 * row, (7 * row) % size] = value
     expected = [row not in (0, 10, 20) for row in range(40)]
     assert row_ops.finite_rows(as_array(x)).tolist() == expected
+    assert row_ops.finite_rows(as_array(x[:, :0].contiguous())).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -87,6 +87,16 @@ def test_attention(
         close(ours.attention(*case), reference.attention(*as_float(case)))
 
 
+def test_layers_of_one_step_may_have_other_key_heads() -> None:
+    query, k_cache, v_cache, layout, params = attention_case(
+        [1, 5], [30, 9], (4, 4, 16), None, True, torch.float32
+    )
+    for heads in (4, 2, 1):
+        caches = [cache[:, :, :heads].contiguous() for cache in (k_cache, v_cache)]
+        expected = reference.attention(query, *caches, layout, params)
+        close(ours.attention(query, *caches, layout, params), expected)
+
+
 def test_attention_over_fp8_reads_every_code() -> None:
     """The values contain all numbers of the type; all keys have the same weight."""
     query, k_cache, v_cache, *rest = attention_case(

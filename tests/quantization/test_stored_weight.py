@@ -158,12 +158,14 @@ PACKED = {"layout": "packed", "format": "INT8", "outputs": 32, "inputs": 64, "gr
     [
         {},
         {"outputs": 64},
+        {"outputs": 31},  # as many bytes, of whole blocks
         {"inputs": 32},
         {"inputs": -64},
         {"format": "INT4"},
         {"format": "INT4", "group": 32},
         {"format": "INT4", "group": 33},
         {"format": "FLOAT32"},
+        {"format": "BFLOAT16", "outputs": 17},  # as many bytes
         {"format": ["INT8"]},
         {"outputs": None},
         {"permuted": True},

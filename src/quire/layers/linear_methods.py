@@ -10,13 +10,12 @@ from torch import Tensor
 
 from quire.core.layer_spec import LinearSpec
 from quire.kernels.dispatch import Kernels
+from quire.kernels.formats.native_format import BLOCK
 from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import LinearWeight, LoadedWeight, ResidualState, RopeWriteKV, Rows
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, LinearModule, Weight
 from quire.quantization.stored_weight import Description, restore, sizes_of, tensors_of
-
-MOST_PADDING = 16  # rows of zeros that a packed weight may end with, and one
 
 
 class LinearMethod:
@@ -61,7 +60,7 @@ class LinearMethod:
         """Take a weight as `process_after_load` once left it. Raises LookupError."""
         weight, spec = restore(description, tensors), layer.spec
         n, k = sizes_of(weight)
-        if k != spec.k or not spec.n <= n < spec.n + MOST_PADDING:
+        if k != spec.k or not spec.n <= n < spec.n + BLOCK:
             raise LookupError(f"a weight is [{n}, {k}], but the model has [{spec.n}, {spec.k}]")
         self._take(layer, weight)
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from quire.kernels.cpu.native_structs import FLOAT_BYTES
-from quire.kernels.formats.native_format import NativeFormat
+from quire.kernels.formats.native_format import NativeFormat, packs_floats
 from quire.kernels.formats.table import format_of, format_of_packed
 from quire.kernels.operands import GpuWords, PackedWeight, QuantizedWeight, QuantSpec
 
@@ -89,8 +89,8 @@ def _restored(description: Description, tensors: Mapping[str, Any]) -> Any:
 def _packed_bytes(layout: NativeFormat, n: int, k: int, group: int) -> int:
     """Bytes of a packed weight by its sizes. Raises ValueError for sizes that no weight has."""
     if layout in FLOAT_BYTES:
-        if min(n, k) <= 0 or group < 0:
-            raise ValueError("sizes below 1")
+        if group < 0 or not packs_floats(n, k):
+            raise ValueError("sizes that no packed weight has")
         return n * k * FLOAT_BYTES[layout]
     return format_of_packed(layout, group).packed_bytes(n, k)
 

@@ -70,7 +70,8 @@ def attention(
         return torch_attention.attention(query, k_cache, v_cache, layout, params)
     # what is the same in all layers is filled in once
     own = params.scale, params.window, params.soft_cap
-    key = ("compiled attention", query.shape, query.dtype, k_cache.dtype, *own)
+    shapes = query.shape, k_cache.shape[1:]
+    key = ("compiled attention", *shapes, query.dtype, k_cache.dtype, *own)
     args = layout.once(key, lambda: _args(query, k_cache, layout, params))
     out = query.new_empty(tokens, num_heads, dim)
     args.query, args.query_stride, args.out = query.data_ptr(), stride, out.data_ptr()
@@ -82,7 +83,7 @@ def attention(
 def _args(
     query: Tensor, k_cache: Tensor, layout: BatchLayout, params: AttentionParams
 ) -> AttentionArgs:
-    args = AttentionArgs(
+    return AttentionArgs(
         query_start=layout.query_start_loc.data_ptr(),
         seq_lens=layout.seq_lens.data_ptr(),
         block_table=layout.block_table.data_ptr(),
@@ -99,7 +100,6 @@ def _args(
         cache_dtype=KV_DTYPES[k_cache.dtype],
         threads=native.num_threads(),
     )
-    return args
 
 
 def serves(query: Tensor, dim: int, k_cache: Tensor) -> bool:

@@ -16,7 +16,7 @@ from quire.kernels import reference
 from quire.kernels.cpu import native, quantized_linear, tensor_ops, torch_matmul
 from quire.kernels.cpu.native_structs import LINEAR_ARGS, Epilogue
 from quire.kernels.cpu.tensor_ops import TENSOR_DTYPES
-from quire.kernels.formats.native_format import BLOCK, NativeFormat
+from quire.kernels.formats.native_format import BLOCK, NativeFormat, packs_floats
 from quire.kernels.operands import LinearWeight, PackedWeight, QuantizedWeight, ResidualState, Rows
 
 
@@ -27,7 +27,7 @@ def pack(weight: LinearWeight) -> LinearWeight:
     if not isinstance(weight, Tensor):
         return weight
     n, k = quantized_linear.size_of(weight)
-    if n % BLOCK or k % 2 or weight.dtype not in TENSOR_DTYPES:
+    if not packs_floats(n, k) or weight.dtype not in TENSOR_DTYPES:
         return quantized_linear.in_rows(weight)
     return pack_floats(weight)
 

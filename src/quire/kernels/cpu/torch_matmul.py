@@ -56,11 +56,5 @@ def _linear_float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def is_emulated(dtype: torch.dtype) -> bool:
     """Whether the processor has no matmul instructions for this data type."""
     if dtype == torch.bfloat16:
-        return not (has_amx() or torch.cpu._is_avx512_bf16_supported())
+        return not (torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
     return dtype != torch.float32
-
-
-@functools.cache
-def has_amx() -> bool:
-    """Whether the processor has AMX tiles of bfloat16."""
-    return bool(torch.cpu._is_amx_tile_supported())

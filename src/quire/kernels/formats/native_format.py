@@ -7,6 +7,12 @@ from enum import IntEnum
 BLOCK = 16  # outputs of a linear operation come in multiples of this
 STEP = 32  # and inputs: so many are rounded and summed at a time
 WIDE = 32  # outputs of a packed block of codes
+MOST_INPUTS = 1 << 17  # of codes: so many products of two bytes fit in a sum of 32 bits
+
+
+def packs_floats(n: int, k: int) -> bool:
+    """Whether a weight [n, k] in float32 or bfloat16 has a packed layout."""
+    return min(n, k) > 0 and n % BLOCK == 0 and k % 2 == 0
 
 
 class NativeFormat(IntEnum):

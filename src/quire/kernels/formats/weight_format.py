@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from quire.kernels.formats.native_format import BLOCK, STEP, WIDE, NativeFormat
+from quire.kernels.formats.native_format import BLOCK, MOST_INPUTS, STEP, WIDE, NativeFormat
 from quire.kernels.operands import EARLY_LAUNCH_BYTES, QuantizedWeight, QuantSpec
 
 if TYPE_CHECKING:
@@ -59,11 +59,13 @@ class WeightFormat(ABC):
             return None
         if n % BLOCK or k % (group or STEP) or group % STEP:
             return None
+        if n <= 0 or not 0 < k <= MOST_INPUTS:
+            return None
         return self.native_formats.get((self.spec.zeros, self.spec.hadamard))
 
     def packed_bytes(self, n: int, k: int) -> int:
         """Bytes of a weight [n, k] in its packed layout. Raises ValueError for sizes it lacks."""
-        if min(n, k) <= 0 or self.native_format(BLOCK, k) is None:
+        if self.native_format(n, k) is None:
             raise ValueError("sizes that no packed weight has")
         return -(-n // WIDE) * WIDE * self.row_bytes(k)
 

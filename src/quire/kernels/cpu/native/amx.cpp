@@ -1,13 +1,6 @@
 // Linear layers and attention of prompts as compiled for tiles (AMX).
 
-#include <algorithm>
-#include <array>
-#include <bit>
-#include <utility>
-
-#include "pool.h"
-#include "scalar.h"
-#include "scratch.h"
+#include "common.h"
 
 #if defined(__x86_64__)
 #define QUIRE_VNNI

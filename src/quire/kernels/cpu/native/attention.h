@@ -10,6 +10,7 @@ constexpr int64_t MOST_REQUESTS = 256;  // at once
 
 struct Cut {          // of a request
     int64_t pieces;   // before this request's, in the whole batch
+    int64_t parts;    // those of decodes among them
     int64_t begin;    // the oldest key that a decode sees
     int64_t stretch;  // keys of a decode's piece, or queries of a tile
     int64_t left;     // pieces that are not done
@@ -42,8 +43,10 @@ void attend_requests(const AttentionArgs& a, const Prompts& prompts) {
     int64_t total = 0, parts = 0;
     for (int64_t r = 0; r < a.requests; ++r) {
         cuts[r].pieces = total;
-        total += cut_request(a, prompts, r, cuts + r);
-        if (is_decode(a, r)) parts = total;
+        cuts[r].parts = parts;
+        const int64_t own = cut_request(a, prompts, r, cuts + r);
+        total += own;
+        if (is_decode(a, r)) parts += own;
     }
     const int64_t part_size = a.heads * dim + 2 * width;
     float* const memory = shared.get<float>(parts * part_size);
@@ -64,7 +67,7 @@ void attend_requests(const AttentionArgs& a, const Prompts& prompts) {
                                   std::min(cut.stretch, queries - first), index % a.kv_heads);
         }
         const auto part = [&](int64_t i) {
-            float* const sums = memory + (cut.pieces + i) * part_size;
+            float* const sums = memory + (cut.parts + i) * part_size;
             return Part{sums, sums + a.heads * dim, sums + a.heads * dim + width};
         };
         const int64_t begin = cut.begin + index * cut.stretch;

@@ -1,13 +1,6 @@
 // Products of bytes as compiled for AVX2 with FMA and AVX-VNNI.
 
-#include <algorithm>
-#include <array>
-#include <bit>
-#include <utility>
-
-#include "pool.h"
-#include "scalar.h"
-#include "scratch.h"
+#include "common.h"
 
 #if defined(__x86_64__)
 #pragma GCC target("avxvnni,avx2,fma,f16c")

@@ -1,14 +1,7 @@
 // Linear layers with bfloat16 weights, and attention of prompts, as compiled for AVX-512 with its dot
 // products of pairs.
 
-#include <algorithm>
-#include <array>
-#include <bit>
-#include <utility>
-
-#include "pool.h"
-#include "scalar.h"
-#include "scratch.h"
+#include "common.h"
 
 #if defined(__x86_64__)
 #ifdef QUIRE_PLAIN_DOTS  // for tests on processors without them

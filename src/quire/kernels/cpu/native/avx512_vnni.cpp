@@ -1,13 +1,6 @@
 // Products of bytes as compiled for AVX-512 (F, BW, DQ, VL) with VNNI.
 
-#include <algorithm>
-#include <array>
-#include <bit>
-#include <utility>
-
-#include "pool.h"
-#include "scalar.h"
-#include "scratch.h"
+#include "common.h"
 
 #if defined(__x86_64__)
 #pragma GCC target("avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")

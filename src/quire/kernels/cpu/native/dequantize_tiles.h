@@ -12,27 +12,26 @@ constexpr int64_t NIBBLES_AHEAD = 1536;  // how far before its use a line is ask
 
 inline bool has_zeros(const LinearArgs& a) { return a.format == Format::int4_zeros; }
 
-// `count` k's of 32 outputs, and where they begin: behind the scales of bytes, if there are any.
-inline int64_t bytes_of_nibbles(const LinearArgs& a, int64_t count) {
-    return count * 16 + (count + a.group - 1) / a.group * group_header(a.format);
-}
-inline const uint8_t* nibbles_at(const LinearArgs& a, int64_t output, int64_t k) {
-    const int64_t scales = a.format == Format::int4_hadamard ? 128 : 0;
+// The block of an output, and the group of a k in it.
+inline const uint8_t* block_at(const LinearArgs& a, int64_t output) {
     return static_cast<const uint8_t*>(a.weight) +
-           output / 32 * (scales + bytes_of_nibbles(a, a.k)) + scales +
-           k / a.group * bytes_of_nibbles(a, a.group);
+           output / 32 * block_bytes(a.format, a.k, a.group);
+}
+inline const uint8_t* group_at(const LinearArgs& a, int64_t output, int64_t k) {
+    return block_at(a, output) + block_header(a.format) +
+           k / a.group * group_bytes(a.format, a.group);
 }
 
 // Each 32 of `count` k's: use(group, codes, i), of a group's scales, of the codes and of k's before.
 template <typename Use>
 inline void each_chunk(const LinearArgs& a, int64_t output, int64_t k, int64_t count, Use use) {
-    const int64_t group_bytes = bytes_of_nibbles(a, a.group), header = group_bytes - a.group * 16;
-    const uint8_t* group = nibbles_at(a, output, k);
+    const int64_t header = group_header(a.format);
+    const uint8_t* group = group_at(a, output, k);
     for (int64_t i = 0, inside = k % a.group; i < count; i += 32) {
         const uint8_t* codes = group + header + inside * 16;
         for (int64_t line = 0; line < 9; ++line) prefetch(codes + NIBBLES_AHEAD + line * 64);
         use(group, codes, i);
-        if ((inside += 32) == a.group) inside = 0, group += group_bytes;
+        if ((inside += 32) == a.group) inside = 0, group += group_bytes(a.format, a.group);
     }
 }
 
@@ -106,12 +105,9 @@ inline void requantize_line(const uint8_t* codes, __m512i factor, __m512i offset
 // the output's bytes, with eight binary digits behind the point: -8 times the largest is ±127.
 inline void requantize_to_bytes(const LinearArgs& a, int64_t output, int64_t k, int64_t count,
                                 uint8_t* out) {
-    const uint8_t* const scales = nibbles_at(a, output, 0) - 128;
-    F32 inverse[2];
-    for (int half = 0; half < 2; ++half) {
-        const float* const scale = reinterpret_cast<const float*>(scales) + half * 16;
-        inverse[half] = F32::all(256.0f) / F32::load(scale);
-    }
+    const float* const scales = reinterpret_cast<const float*>(block_at(a, output));
+    const F32 inverse[2] = {F32::all(256.0f) / F32::load(scales),
+                            F32::all(256.0f) / F32::load(scales + 16)};
     each_chunk(a, output, k, count, [&](const uint8_t* group, const uint8_t* codes, int64_t i) {
         for (int half = 0; half < 2; ++half) {
             const F32 quotient = load_half(group + half * 32) * inverse[half];

@@ -80,8 +80,8 @@ struct Layer {
         a.nanoseconds[operation] += std::chrono::nanoseconds(time).count();
     }
 
-    void linear(LayerOperation operation, const LinearWeight& by, const void* x, int64_t k, const void* norm, float eps,
-                Epilogue epilogue, void* out) const {
+    void linear(LayerOperation operation, const LinearWeight& by, const void* x, int64_t k,
+                const void* norm, float eps, Epilogue epilogue, void* out) const {
         const LinearArgs args{.x = x, .norm_weight = norm, .weight = by.weight, .bias = by.bias,
                               .out = out, .permutation = by.permutation, .rows = tokens,
                               .n = by.outputs, .k = k, .eps = eps, .group = by.group,
@@ -93,8 +93,8 @@ struct Layer {
     void rope(const Workspace& space) const {
         kernels.rotary_write_kv(
             {.heads = space.heads, .query_norm = own.query_norm, .key_norm = own.key_norm,
-             .cos = a.cos, .sin = a.sin, .positions = a.positions, .k_cache = own.k_cache, .v_cache = own.v_cache,
-             .slots = a.slots, .query = space.query, .tokens = tokens,
+             .cos = a.cos, .sin = a.sin, .positions = a.positions, .k_cache = own.k_cache,
+             .v_cache = own.v_cache, .slots = a.slots, .query = space.query, .tokens = tokens,
              .stride = own.qkv.outputs, .num_heads = a.heads, .kv_heads = a.kv_heads,
              .head_dim = a.head_dim, .rotary_dim = a.rotary_dim, .eps = own.head_eps,
              .dtype = a.dtype, .cache_dtype = a.cache_dtype, .threads = a.threads});

@@ -1,7 +1,7 @@
 // What Python calls, by ctypes. Chooses the instruction set when it is asked for.
 
+#include <atomic>
 #include <cstring>
-#include <iterator>
 
 #include "quire_cpu.h"
 
@@ -45,37 +45,38 @@ static bool has_amx() {
 #endif
 }
 
+// The kernels of an instruction set: a base, and what takes the place of some; null for nothing.
+static Kernels with(Kernels base, const char* name, void (*linear_int)(const LinearArgs&) = nullptr,
+                    void (*linear_bf16)(const LinearArgs&) = nullptr,
+                    Prompts (*prompts)(const AttentionArgs&) = nullptr) {
+    base.name = name;
+    if (linear_int) base.linear_int = linear_int;
+    base.linear_bf16 = linear_bf16 ? linear_bf16 : base.linear;
+    base.prompts = prompts;
+    return base;
+}
+
 struct Set {
-    const char* name;
     bool (*runs)();
-    const Kernels* kernels;
-    void (*linear_int)(const LinearArgs&);   // in place of theirs
-    void (*linear_bf16)(const LinearArgs&);  // in place of `linear` for that format
-    Prompts (*prompts)(const AttentionArgs&) = nullptr;  // in place of theirs, where it serves
+    Kernels kernels;
     bool (*is_slow)() = nullptr;  // then it is taken by name alone
 };
 static const Set all[] = {  // best first
-    {"amx", has_amx, &kernels_avx512, linear_int_amx, linear_bf16_amx, prompts_amx},
-    {"avx512_bf16", has_avx512_bf16, &kernels_avx512, linear_int_avx512_vnni, linear_avx512_bf16,
-     prompts_avx512_bf16, has_slow_pairs},
-    {"avx512_vnni", has_avx512_vnni, &kernels_avx512, linear_int_avx512_vnni, nullptr},
-    {"avx512", has_avx512, &kernels_avx512, nullptr, nullptr},
-    {"avx2_vnni", has_avx_vnni, &kernels_avx2, linear_int_avx2_vnni, nullptr},
-    {"avx2", has_avx2, &kernels_avx2, nullptr, nullptr},
+    {has_amx, with(kernels_avx512, "amx", linear_int_amx, linear_bf16_amx, prompts_amx)},
+    {has_avx512_bf16, with(kernels_avx512, "avx512_bf16", linear_int_avx512_vnni, linear_avx512_bf16,
+                           prompts_avx512_bf16), has_slow_pairs},
+    {has_avx512_vnni, with(kernels_avx512, "avx512_vnni", linear_int_avx512_vnni)},
+    {has_avx512, with(kernels_avx512, "avx512")},
+    {has_avx_vnni, with(kernels_avx2, "avx2_vnni", linear_int_avx2_vnni)},
+    {has_avx2, with(kernels_avx2, "avx2")},
 };
 
 static const Kernels* take(const char* name) {
-    static Kernels complete[std::size(all)];  // other threads may run what was chosen before
     __builtin_cpu_init();
-    for (const Set& set : all) {
-        if (!set.runs() || (name ? std::strcmp(name, set.name) != 0 : set.is_slow && set.is_slow()))
-            continue;
-        Kernels taken = *set.kernels;
-        taken.name = set.name;
-        if (set.linear_int) taken.linear_int = set.linear_int;
-        taken.prompts = set.prompts;
-        taken.linear_bf16 = set.linear_bf16 ? set.linear_bf16 : taken.linear;
-        return &(complete[&set - all] = taken);
+    for (const Set& set : all) {  // what is not wanted is not asked for: tiles change the process
+        const bool is_wanted =
+            name ? std::strcmp(name, set.kernels.name) == 0 : !(set.is_slow && set.is_slow());
+        if (is_wanted && set.runs()) return &set.kernels;
     }
     return nullptr;
 }
@@ -83,7 +84,9 @@ static const Kernels* take(const char* name) {
 static const Kernels* take(const char*) { return nullptr; }
 #endif
 
-static const Kernels* chosen = nullptr;
+// Atomic, as a choice may come while other threads run what was chosen before.
+static std::atomic<const Kernels*> chosen = nullptr;
+static const Kernels& kernels() { return *chosen.load(std::memory_order_relaxed); }
 
 #pragma GCC visibility push(default)
 extern "C" {
@@ -95,24 +98,25 @@ int32_t quire_cpu_interface() { return INTERFACE; }
 const char* quire_cpu_choose(const char* name) {
     const Kernels* taken = take(name);
     if (!taken) return nullptr;
-    return (chosen = taken)->name;
+    chosen.store(taken, std::memory_order_relaxed);
+    return taken->name;
 }
 
-void quire_cpu_rms_norm(const RmsNormArgs* args) { chosen->rms_norm(*args); }
-void quire_cpu_finite_rows(const RowsArgs* args) { chosen->finite_rows(*args); }
-void quire_cpu_to_float(const RowsArgs* args) { chosen->to_float(*args); }
-void quire_cpu_highest(const RowsArgs* args) { chosen->highest(*args); }
-void quire_cpu_block_maxima(const RowsArgs* args) { chosen->block_maxima(*args); }
-void quire_cpu_block_masses(const RowsArgs* args) { chosen->block_masses(*args); }
-void quire_cpu_linear(const LinearArgs* args) { run_linear(*chosen, *args); }
-void quire_cpu_layers(const LayersArgs* args) { run_layers(*chosen, *args); }
-void quire_cpu_quantize(const QuantizeArgs* args) { chosen->quantize(*args); }
+void quire_cpu_rms_norm(const RmsNormArgs* args) { kernels().rms_norm(*args); }
+void quire_cpu_finite_rows(const RowsArgs* args) { kernels().finite_rows(*args); }
+void quire_cpu_to_float(const RowsArgs* args) { kernels().to_float(*args); }
+void quire_cpu_highest(const RowsArgs* args) { kernels().highest(*args); }
+void quire_cpu_block_maxima(const RowsArgs* args) { kernels().block_maxima(*args); }
+void quire_cpu_block_masses(const RowsArgs* args) { kernels().block_masses(*args); }
+void quire_cpu_linear(const LinearArgs* args) { run_linear(kernels(), *args); }
+void quire_cpu_layers(const LayersArgs* args) { run_layers(kernels(), *args); }
+void quire_cpu_quantize(const QuantizeArgs* args) { kernels().quantize(*args); }
 void quire_cpu_pack(const PackArgs* args) { pack_weight(*args); }
-void quire_cpu_rotary_write_kv(const RotaryArgs* args) { chosen->rotary_write_kv(*args); }
-void quire_cpu_attention(const AttentionArgs* args) { run_attention(*chosen, *args); }
+void quire_cpu_rotary_write_kv(const RotaryArgs* args) { kernels().rotary_write_kv(*args); }
+void quire_cpu_attention(const AttentionArgs* args) { run_attention(kernels(), *args); }
 
 // For tests: e^x of `count` numbers, a multiple of 16.
-void quire_cpu_exp(const float* x, float* out, int64_t count) { chosen->exp(x, out, count); }
+void quire_cpu_exp(const float* x, float* out, int64_t count) { kernels().exp(x, out, count); }
 
 }  // extern "C"
 #pragma GCC visibility pop

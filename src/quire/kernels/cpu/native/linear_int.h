@@ -12,7 +12,6 @@
 
 #include "codebook.h"
 
-constexpr int64_t WIDE = 32;           // outputs of a packed block
 constexpr int64_t PIECE_BYTES = 1 << 18;  // of weights that stay in the L2 cache
 constexpr int64_t BYTES_AHEAD = 8192;  // how far before its use a line is asked for
 
@@ -38,8 +37,9 @@ inline auto reader() {
 
 // Adds products of 32 k's to a tile of R rows and 16 · BLOCKS outputs.
 template <int R, bool ZEROS, typename Read>
-inline __attribute__((always_inline)) void chunk4(const Read& read, const uint8_t* w, const uint8_t* x, const F32* scale, const Line* zeros,
-                   float* out) {
+inline __attribute__((always_inline)) void chunk4(const Read& read, const uint8_t* w,
+                                                  const uint8_t* x, const F32* scale,
+                                                  const Line* zeros, float* out) {
     typename Read::Sum sums[R][BLOCKS];
     each<R>(BODY(r) {
         const Four start = Four::at(x + R * (CHUNK + 4) + r * 4);
@@ -77,6 +77,7 @@ inline __attribute__((always_inline)) void chunk4(const Read& read, const uint8_
 template <int R, Format format>
 void tile4(const uint8_t* w, const uint8_t* x, float* out, const LinearArgs& a) {
     constexpr bool ZEROS = format == Format::int4_zeros;
+    w += block_header(format);
     const auto read = reader<format>();
     for (int i = 0; i < R * WIDE; i += 16) F32::zero().store(out + i);
     for (int64_t k = 0; k < a.k; k += a.group) {
@@ -129,13 +130,7 @@ template <int R>
 void tile8(const uint8_t* w, const uint8_t* x, float* out, const LinearArgs& a) {
     const float* scale = reinterpret_cast<const float*>(w);
     for (int b = 0; b < 2; b += BLOCKS)
-        columns8<R>(w + WIDE * 4 + b * 64, x, scale + b * 16, out + b * 16, a.k);
-}
-
-inline int64_t bytes_of_block(const LinearArgs& a) {
-    if (is_int8(a.format)) return WIDE * (a.k + 4);
-    const int64_t group = 16 * a.group + group_header(a.format);
-    return a.k / a.group * group + (a.format == Format::int4_hadamard ? WIDE * 4 : 0);
+        columns8<R>(w + block_header(a.format) + b * 64, x, scale + b * 16, out + b * 16, a.k);
 }
 
 // A GEMM as linear.h takes it.
@@ -147,7 +142,8 @@ struct Ints {
     static constexpr int64_t BEYOND = 0;
     static int64_t stretch(const LinearArgs& a) { return a.k; }
     static int64_t outputs(const LinearArgs& a) {
-        return std::clamp(PIECE_BYTES / bytes_of_block(a), int64_t{1}, int64_t{4}) * WIDE;
+        const int64_t bytes = block_bytes(a.format, a.k, a.group);
+        return std::clamp(PIECE_BYTES / bytes, int64_t{1}, int64_t{4}) * WIDE;
     }
     static int64_t row_size(const LinearArgs& a) {
         return a.k / CHUNK * (format == Format::int8 ? CODES8 : CODES4) + (format == Format::int8 ? 8 : 0);
@@ -166,9 +162,8 @@ struct Ints {
     static void multiply(const LinearArgs& a, const uint8_t* taken, int rows, int64_t first,
                          int64_t outputs, int64_t, int64_t, float* sums) {
         alignas(64) float tile[ROWS * WIDE];
-        const int64_t bytes = bytes_of_block(a);
-        const uint8_t* block = static_cast<const uint8_t*>(a.weight) + first / WIDE * bytes +
-                               (format == Format::int4_hadamard ? WIDE * 4 : 0);
+        const int64_t bytes = block_bytes(a.format, a.k, a.group);
+        const uint8_t* block = static_cast<const uint8_t*>(a.weight) + first / WIDE * bytes;
         for (int64_t o = 0; o < outputs; o += WIDE, block += bytes) {
             by_rows[rows - 1](block, taken, tile, a);
             for (int r = 0; r < rows; ++r)

@@ -17,9 +17,8 @@ constexpr int64_t MANY_ROWS4 = 32, MANY_HADAMARD4 = 10;
 // stretch, and as tiles. `more` is whether there are more than 16 outputs.
 struct Bytes : ByBytes {  // blocks of 32 outputs, their scales before them (see linear_int.h)
     static constexpr int64_t SIZE = 1, TILE_BYTES = 0;
-    static int64_t block(const LinearArgs& a) { return 32 * (a.k + 4); }
     static Ahead lies(const LinearArgs& a, int64_t output, int64_t k, bool) {
-        const uint8_t* w = static_cast<const uint8_t*>(a.weight) + output / 32 * block(a) + 128 + k * 32;
+        const uint8_t* w = block_at(a, output) + block_header(a.format) + k * 32;
         return {w, w + LINE, 2 * LINE, 16 * STEPS};
     }
     static Side tiles(const LinearArgs& a, int64_t output, int64_t k, bool more, uint8_t*) {
@@ -43,10 +42,10 @@ template <typename As, auto make_tiles>
 struct Nibbles : As {
     static constexpr int64_t SIZE = std::is_same_v<As, ByBytes> ? 1 : 2;
     static constexpr int64_t STRETCH = STEPS * LINE / SIZE, TILE_BYTES = STEPS * 32 * LINE;
-    static int64_t block(const LinearArgs& a) { return nibbles_at(a, 32, 0) - nibbles_at(a, 0, 0); }
     static Ahead lies(const LinearArgs& a, int64_t output, int64_t k, bool) {
-        const uint8_t* w = nibbles_at(a, output, k);
-        const int64_t lines = bytes_of_nibbles(a, STRETCH) / LINE / 2 + 1;
+        const uint8_t* w = group_at(a, output, k);
+        const int64_t headers = (STRETCH + a.group - 1) / a.group * group_header(a.format);
+        const int64_t lines = (STRETCH * 16 + headers) / LINE / 2 + 1;
         return {w, w + lines * LINE, LINE, lines};
     }
     static Side tiles(const LinearArgs& a, int64_t output, int64_t k, bool, uint8_t* tiles_out) {
@@ -169,9 +168,8 @@ struct Tiled {
                               const RowBlocks& blocks, int64_t first, int64_t outputs,
                               const float* sums) {
         const int64_t size = blocks.count * ROWS * 32;
-        int64_t block = 0;  // bytes of one that begins with scales
-        if constexpr (BYTES) block = Source::block(a);
-        const X* const scales = static_cast<const X*>(a.weight) + first / 32 * block;
+        const int64_t block = BYTES ? block_bytes(a.format, a.k, a.group) : 0;  // begins with scales
+        const X* const scales = BYTES ? block_at(a, first) : nullptr;
         finish<T>(a, row, blocks.rows, first, outputs, [&](int64_t r) {
             const int64_t start = blocks.start(r / ROWS);
             Head head{};

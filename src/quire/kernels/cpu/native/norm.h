@@ -2,6 +2,16 @@
 
 constexpr int64_t PIECE = 1 << 14;  // numbers: some microseconds, what it pays to share
 
+// Calls body(row) for all rows of `size` numbers.
+template <typename F>
+void parallel_rows(int64_t rows, int64_t size, int threads, F&& body) {
+    const int64_t some = std::max<int64_t>(1, PIECE / std::max<int64_t>(1, size));  // of a piece
+    parallel_for((rows + some - 1) / some, threads, [&](int64_t piece) {
+        const int64_t end = std::min(rows, (piece + 1) * some);
+        for (int64_t row = piece * some; row < end; ++row) body(row);
+    });
+}
+
 // 1 / rms of a row
 template <typename T>
 inline float rms_factor(const T* x, int64_t size, float eps) {
@@ -36,11 +46,8 @@ template <typename T>
 void rms_norm_as(const RmsNormArgs& a) {
     const T *x = static_cast<const T*>(a.x), *weight = static_cast<const T*>(a.weight);
     T* out = static_cast<T*>(a.out);
-    const int64_t some = std::max<int64_t>(1, PIECE / a.size);  // rows of a piece
-    parallel_for((a.rows + some - 1) / some, a.threads, [&](int64_t piece) {
-        const int64_t end = std::min(a.rows, (piece + 1) * some);
-        for (int64_t row = piece * some; row < end; ++row)
-            rms_norm_row(x + row * a.size, weight, out + row * a.size, a.size, a.eps, a.adds);
+    parallel_rows(a.rows, a.size, a.threads, [&](int64_t row) {
+        rms_norm_row(x + row * a.size, weight, out + row * a.size, a.size, a.eps, a.adds);
     });
 }
 

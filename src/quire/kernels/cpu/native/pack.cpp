@@ -9,8 +9,6 @@
 
 namespace {
 
-constexpr int64_t OUTPUTS = 32;  // of a block; those beyond the last become zeros
-
 // Of eight codes of four bits, the first lowest: each byte gets one of the first and last four.
 uint32_t interleaved(uint32_t eight) {
     const auto deposit = [](uint32_t four) {
@@ -30,28 +28,17 @@ float scale_of_bytes(uint16_t size) {
     return size ? scale * 0x1p112f * 8.0f / 127.0f : 1.0f;
 }
 
-int64_t bytes_of_group(const PackArgs& a) {
-    return group_header(a.format) + OUTPUTS / 2 * a.group;
-}
-
 bool is_float(const PackArgs& a) { return a.format == Format::f32 || a.format == Format::bf16; }
 
 // Words of four bytes in a row: each holds one float or two bfloat16.
 int64_t words_of_row(const PackArgs& a) { return a.format == Format::f32 ? a.k : a.k / 2; }
 
-int64_t bytes_of_block(const PackArgs& a) {
-    if (is_float(a)) return OUTPUTS * 4 * words_of_row(a);
-    if (is_int8(a.format)) return OUTPUTS * (4 + a.k);
-    const int64_t scales = a.format == Format::int4_hadamard ? OUTPUTS * 4 : 0;
-    return scales + a.k / a.group * bytes_of_group(a);
-}
-
 void pack_row8(const PackArgs& a, int64_t row, uint8_t* block) {
     const uint8_t* codes = static_cast<const uint8_t*>(a.codes) + row * a.k;
-    const int64_t output = row % OUTPUTS;
+    const int64_t output = row % WIDE;
     std::memcpy(block + output * 4, static_cast<const float*>(a.scale) + row, 4);
-    uint8_t* out = block + OUTPUTS * 4 + output * 4;
-    for (int64_t k = 0; k < a.k; k += 4, out += OUTPUTS * 4) {
+    uint8_t* out = block + block_header(a.format) + output * 4;
+    for (int64_t k = 0; k < a.k; k += 4, out += WIDE * 4) {
         uint32_t four;
         std::memcpy(&four, codes + k, 4);
         four ^= 0x80808080;  // adds 128 to each
@@ -61,7 +48,7 @@ void pack_row8(const PackArgs& a, int64_t row, uint8_t* block) {
 
 void pack_row4(const PackArgs& a, int64_t row, uint8_t* block) {
     const uint8_t* codes = static_cast<const uint8_t*>(a.codes) + row * a.k / 2;
-    const int64_t groups = a.k / a.group, output = row % OUTPUTS;
+    const int64_t groups = a.k / a.group, output = row % WIDE;
     const int64_t size = scale_bytes(a.format);
     const uint8_t* scales = static_cast<const uint8_t*>(a.scale) + row * groups * size;
     if (a.format == Format::int4_hadamard) {
@@ -70,14 +57,14 @@ void pack_row4(const PackArgs& a, int64_t row, uint8_t* block) {
         for (int64_t g = 0; g < groups; ++g) largest = std::max<uint16_t>(largest, scale[g] & 0x7fff);
         const float bytes = scale_of_bytes(largest);
         std::memcpy(block + output * 4, &bytes, 4);
-        block += OUTPUTS * 4;
     }
-    for (int64_t g = 0; g < groups; ++g, block += bytes_of_group(a)) {
+    block += block_header(a.format);
+    for (int64_t g = 0; g < groups; ++g, block += group_bytes(a.format, a.group)) {
         std::memcpy(block + output * size, scales + g * size, static_cast<size_t>(size));
         if (a.zeros)
-            block[OUTPUTS * 2 + output] = static_cast<const uint8_t*>(a.zeros)[row * groups + g];
+            block[WIDE * 2 + output] = static_cast<const uint8_t*>(a.zeros)[row * groups + g];
         uint8_t* out = block + group_header(a.format) + output * 4;
-        for (int64_t k = 0; k < a.group; k += 8, codes += 4, out += OUTPUTS * 4) {
+        for (int64_t k = 0; k < a.group; k += 8, codes += 4, out += WIDE * 4) {
             uint32_t eight;
             std::memcpy(&eight, codes, 4);
             eight = interleaved(eight);
@@ -102,16 +89,18 @@ void pack_numbers(const PackArgs& a, int64_t first, uint8_t* block) {
 }  // namespace
 
 void pack_weight(const PackArgs& a) {
-    const int64_t bytes = bytes_of_block(a);
-    parallel_for((a.n + OUTPUTS - 1) / OUTPUTS, a.threads, [&](int64_t number) {
+    const int64_t bytes = is_float(a) ? WIDE * 4 * words_of_row(a)
+                                      : block_bytes(a.format, a.k, a.group);
+    parallel_for((a.n + WIDE - 1) / WIDE, a.threads, [&](int64_t number) {
         uint8_t* block = static_cast<uint8_t*>(a.out) + number * bytes;
-        const int64_t first = number * OUTPUTS, end = std::min(first + OUTPUTS, a.n);
+        const int64_t first = number * WIDE, end = std::min(first + WIDE, a.n);
         if (is_float(a)) {
             for (int64_t row = first; row < end; row += 16, block += bytes / 2)
                 pack_numbers(a, row, block);
             return;
         }
-        if (end < first + OUTPUTS) std::memset(block, 0, static_cast<size_t>(bytes));
+        // outputs beyond the last become zeros
+        if (end < first + WIDE) std::memset(block, 0, static_cast<size_t>(bytes));
         for (int64_t row = first; row < end; ++row)
             (is_int8(a.format) ? pack_row8 : pack_row4)(a, row, block);
     });

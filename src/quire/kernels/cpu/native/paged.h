@@ -40,16 +40,18 @@ inline Blocks blocks_of(const AttentionArgs& a, const int32_t* table) {
 }
 
 // `count` rows of a head, from a position on, as numbers [count, dim].
-template <typename Code>
-void dequantize_rows(const char* cache, const Blocks& blocks, int64_t head, int64_t position,
-                     int64_t count, int64_t dim, float* out) {
+template <typename Code, typename T>
+void dequantize_rows(const void* cache, const Blocks& blocks, int64_t head, int64_t position,
+                     int64_t count, int64_t dim, T* out) {
     for (int64_t t = 0; t < count; ++t, out += dim) {
-        const char* at = cache + blocks.offset(position + t) + head * row_bytes<Code>(dim);
+        const char* at = static_cast<const char*>(cache) + blocks.offset(position + t) +
+                         head * row_bytes<Code>(dim);
         const Code* row = reinterpret_cast<const Code*>(at);
         const F32 scale = F32::all(scale_of(row, dim));
         for (int64_t d = 0; d < dim; d += 16) {
-            const F32 x = F32::load(row + d);
-            (is_scaled<Code> ? x * scale : x).store(out + d);
+            if constexpr (std::is_same_v<T, bf16> && std::is_same_v<Code, bf16>)
+                std::memcpy(out + d, row + d, 16 * sizeof(T));
+            else (is_scaled<Code> ? F32::load(row + d) * scale : F32::load(row + d)).store(out + d);
         }
     }
 }

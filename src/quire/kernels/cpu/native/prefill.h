@@ -60,10 +60,8 @@ void attend_rows(const AttentionArgs& a, const int32_t* table, int64_t token, in
     int64_t first = std::max<int64_t>(0, position + 1 - window) / KEYS * KEYS;
     for (; first < end; first += KEYS) {
         const int64_t some = std::min(KEYS, end - first);
-        dequantize_rows<Code>(static_cast<const char*>(a.k_cache), blocks, head, first, some, dim,
-                              keys);
-        dequantize_rows<Code>(static_cast<const char*>(a.v_cache), blocks, head, first, some, dim,
-                              values);
+        dequantize_rows<Code>(a.k_cache, blocks, head, first, some, dim, keys);
+        dequantize_rows<Code>(a.v_cache, blocks, head, first, some, dim, values);
         for (int64_t t = some; t % SCORE_ROWS; ++t)
             for (int64_t d = 0; d < dim; d += 16) F32::zero().store(keys + t * dim + d);
         for (int64_t lane = 0; lane < width; lane += lanes)

@@ -54,22 +54,6 @@ inline void transpose(__m512i (&lines)[16]) {
     });
 }
 
-// `count` rows of a head, from a position on, as [padded, dim]; behind them zeros.
-template <typename Code>
-void take_rows(const void* cache, const Blocks& blocks, int64_t head, int64_t position,
-               int64_t count, int64_t padded, int64_t dim, bf16* out) {
-    for (int64_t t = 0; t < count; ++t, out += dim) {
-        const char* at = static_cast<const char*>(cache) + blocks.offset(position + t) +
-                         head * row_bytes<Code>(dim);
-        const Code* row = reinterpret_cast<const Code*>(at);
-        for (int64_t d = 0; d < dim; d += 16) {
-            if constexpr (std::is_same_v<Code, bf16>) std::memcpy(out + d, row + d, 32);
-            else (F32::load(row + d) * F32::all(scale_of(row, dim))).store(out + d);
-        }
-    }
-    std::fill_n(out, (padded - count) * dim, bf16{0});
-}
-
 // Rows [16, dim], that of lane i at rows[i], as columns of a product: pairs [dim / 2, LANES], from
 // a lane on.
 inline void take_columns(const bf16* const* rows, int64_t dim, bf16* out) {
@@ -187,8 +171,10 @@ void attend_rows(const AttentionArgs& a, const int32_t* table, int64_t token, in
     const int64_t begin = std::max<int64_t>(0, position + 1 - window) / KEYS * KEYS;
     for (int64_t first = begin; first < end; first += KEYS) {
         const int64_t some = std::min(KEYS, end - first), padded = (some + 31) / 32 * 32;
-        take_rows<Code>(a.k_cache, blocks, head, first, some, padded, dim, keys);
-        take_rows<Code>(a.v_cache, blocks, head, first, some, padded, dim, values);
+        dequantize_rows<Code>(a.k_cache, blocks, head, first, some, dim, keys);
+        dequantize_rows<Code>(a.v_cache, blocks, head, first, some, dim, values);
+        for (bf16* rows : {keys, values})
+            std::fill_n(rows + some * dim, (padded - some) * dim, bf16{0});
         transpose_values(values, padded, dim, transposed);
         for (int64_t g = 0; g < groups; ++g) {
             const Lanes at = lanes(g);

@@ -101,30 +101,25 @@ void quantize_row4(const QuantizeArgs& a, int64_t row, Rounded out) {
     }
 }
 
-constexpr int64_t SIDE_BY_SIDE = 32;  // rows of a packed block
-
 // Rounds the rows of one packed block in a buffer that stays in the cache, and packs them.
 template <typename T>
 void quantize_block(const QuantizeArgs& a, int64_t block) {
     thread_local Scratch codes, scale;
     const bool bytes = is_int8(a.format);
-    const int64_t first = block * SIDE_BY_SIDE, rows = std::min(SIDE_BY_SIDE, a.n - first);
+    const int64_t first = block * WIDE, rows = std::min(WIDE, a.n - first);
     const int64_t row_codes = bytes ? a.k : a.k / 2, row_scale = bytes ? 4 : a.k / a.group * 2;
-    const Rounded all{codes.get<uint8_t>(SIDE_BY_SIDE * row_codes),
-                      scale.get<uint8_t>(SIDE_BY_SIDE * row_scale)};
+    const Rounded all{codes.get<uint8_t>(WIDE * row_codes),
+                      scale.get<uint8_t>(WIDE * row_scale)};
     for (int64_t row = 0; row < rows; ++row) {
         const Rounded out{all.codes + row * row_codes,
                           static_cast<uint8_t*>(all.scale) + row * row_scale};
         (bytes ? quantize_row8<T> : quantize_row4<T>)(a, source_row(first + row, a.half), out);
     }
-    const int64_t row_bytes =  // see pack.cpp
-        row_codes + row_scale + (a.format == Format::int4_hadamard ? 4 : 0);
-    uint8_t* out = static_cast<uint8_t*>(a.out) + first * row_bytes;
+    uint8_t* out = static_cast<uint8_t*>(a.out) + block * block_bytes(a.format, a.k, a.group);
     pack_weight({all.codes, all.scale, nullptr, out, rows, a.k, 0, a.group, a.format, 1});
 }
 
 void quantize(const QuantizeArgs& a) {
     const auto quantize_some = a.dtype == Dtype::bf16 ? quantize_block<bf16> : quantize_block<float>;
-    parallel_for((a.n + SIDE_BY_SIDE - 1) / SIDE_BY_SIDE, a.threads,
-                 [&](int64_t block) { quantize_some(a, block); });
+    parallel_for((a.n + WIDE - 1) / WIDE, a.threads, [&](int64_t block) { quantize_some(a, block); });
 }

@@ -69,13 +69,26 @@ enum class Format : int32_t {
 constexpr bool has_codebook(Format format) {
     return format == Format::nf4 || format == Format::mxfp4;
 }
-constexpr int64_t scale_bytes(Format format) { return format == Format::mxfp4 ? 1 : 2; }
-// What stands before the four-bit codes of a group: scales of 32 outputs, and zero points.
-constexpr int64_t group_header(Format format) {
-    return 32 * (scale_bytes(format) + (format == Format::int4_zeros ? 1 : 0));
-}
 constexpr bool is_int8(Format format) {
     return format == Format::int8 || format == Format::int8_hadamard || format == Format::int8_a16;
+}
+constexpr int64_t WIDE = 32;  // outputs of a packed block of codes
+constexpr int64_t scale_bytes(Format format) { return format == Format::mxfp4 ? 1 : 2; }
+// Bytes of the parts of a block, see linear_int.h. What stands before the four-bit codes of a group:
+// scales, and zero points.
+constexpr int64_t group_header(Format format) {
+    return WIDE * (scale_bytes(format) + (format == Format::int4_zeros ? 1 : 0));
+}
+constexpr int64_t group_bytes(Format format, int64_t group) {
+    return group_header(format) + WIDE / 2 * group;
+}
+// What stands before all of them, or before the codes of int8: scales of bytes.
+constexpr int64_t block_header(Format format) {
+    return is_int8(format) || format == Format::int4_hadamard ? WIDE * 4 : 0;
+}
+constexpr int64_t block_bytes(Format format, int64_t k, int64_t group) {
+    const int64_t codes = is_int8(format) ? WIDE * k : k / group * group_bytes(format, group);
+    return block_header(format) + codes;
 }
 
 struct LinearArgs {
@@ -202,7 +215,6 @@ struct Prompts {
 };
 
 struct Kernels {
-    const char* name;
     void (*rms_norm)(const RmsNormArgs&);
     void (*finite_rows)(const RowsArgs&);
     void (*to_float)(const RowsArgs&);
@@ -215,7 +227,8 @@ struct Kernels {
     void (*rotary_write_kv)(const RotaryArgs&);
     void (*attention)(const AttentionArgs&, Prompts);  // null for their own prefill kernel
     void (*exp)(const float*, float*, int64_t);
-    void (*linear_bf16)(const LinearArgs&) = nullptr;  // these are library.cpp's choice
+    const char* name = nullptr;  // this and what follows are library.cpp's choice
+    void (*linear_bf16)(const LinearArgs&) = nullptr;
     Prompts (*prompts)(const AttentionArgs&) = nullptr;
 };
 

@@ -92,11 +92,7 @@ void rotary_token(const RotaryArgs& a, int64_t token) {
 template <typename T, typename Code>
 void rotary_as(const RotaryArgs& a) {
     const int64_t numbers = (a.num_heads + 2 * a.kv_heads) * a.head_dim;  // of a token
-    const int64_t some = std::max<int64_t>(1, PIECE / numbers);
-    parallel_for((a.tokens + some - 1) / some, a.threads, [&](int64_t piece) {
-        const int64_t end = std::min(a.tokens, (piece + 1) * some);
-        for (int64_t token = piece * some; token < end; ++token) rotary_token<T, Code>(a, token);
-    });
+    parallel_rows(a.tokens, numbers, a.threads, [&](int64_t t) { rotary_token<T, Code>(a, t); });
 }
 
 template <typename T>

@@ -42,13 +42,10 @@ bool is_finite(const T* x, int64_t size) {
 
 void finite_rows(const RowsArgs& a) {
     auto* out = static_cast<uint8_t*>(a.out);
-    const int64_t some = std::max<int64_t>(1, PIECE / a.size);
-    parallel_for((a.rows + some - 1) / some, a.threads, [&](int64_t piece) {
-        const int64_t end = std::min(a.rows, (piece + 1) * some);
-        for (int64_t row = piece * some; row < end; ++row)
-            out[row] = a.dtype == Dtype::bf16
-                           ? is_finite(static_cast<const bf16*>(a.x) + row * a.size, a.size)
-                           : is_finite(static_cast<const float*>(a.x) + row * a.size, a.size);
+    parallel_rows(a.rows, a.size, a.threads, [&](int64_t row) {
+        out[row] = a.dtype == Dtype::bf16
+                       ? is_finite(static_cast<const bf16*>(a.x) + row * a.size, a.size)
+                       : is_finite(static_cast<const float*>(a.x) + row * a.size, a.size);
     });
 }
 
