@@ -116,8 +116,9 @@ def weights_by_format(
 def dequantized_bytes(config: EngineConfig, model_config: ModelConfig) -> int:
     """Bytes of the numbers that a GEMM on a GPU makes of a weight whose codes it does not multiply.
 
-    Those are codes beside 16-bit activations, and FP8 where neither the GPU nor the library multiplies
-    it. Of a whole weight where results may not depend on the batch; else some rows at a time.
+    Those are codes beside 16-bit activations, and FP8 where neither the GPU nor the library
+    multiplies it. Of a whole weight where results may not depend on the batch; else some rows at a
+    time.
     """
     dtype, most = choose_dtype(config, model_config), 0
     item = DTYPES[dtype].num_bytes
