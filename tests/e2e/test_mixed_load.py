@@ -401,7 +401,12 @@ def test_sampling_params_that_leave_no_token_end_one_request_and_cost_no_cached_
         return AddRequest(
             request_id=name,
             prompt_token_ids=prompt,
-            sampling=SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True),
+            sampling=SamplingParams(
+                temperature=0.0,
+                max_tokens=4,
+                ignore_eos=True,
+                bad_words=["a"] * bool(bad_words_ids),
+            ),
             bad_words_ids=bad_words_ids,
         )
 

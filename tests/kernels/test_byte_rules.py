@@ -37,7 +37,7 @@ def expected(n: int, k: int, m: int) -> dict[str, float]:
 @EACH
 def test_expected_times_are_about_those_measured(shape: tuple[int, int, int]) -> None:
     for name, us in expected(*shape).items():
-        assert 0.75 < us / US[*shape, name] < 1.15, (name, us, US[*shape, name])
+        assert 0.72 < us / US[*shape, name] < 1.15, (name, us, US[*shape, name])
 
 
 @EACH
