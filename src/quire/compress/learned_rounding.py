@@ -79,8 +79,8 @@ class RoundingLearner:
     ) -> dict[str, IntegerCodes]:
         """The codes. inputs, targets: hidden states of samples before and after the layer."""
         drawn = torch.Generator().manual_seed(seed)
-        # gradients are small numbers, and Adam's usual eps is not
         values = [weight.values for weight in self.weights.values()]
+        # gradients are small numbers, and Adam's usual eps is not
         adam = torch.optim.Adam(values, _RATE, _BETAS, eps=1e-20, fused=True)
         for step in range(1, steps + 1):
             batch = torch.randperm(len(inputs), generator=drawn)[:_BATCH].tolist()

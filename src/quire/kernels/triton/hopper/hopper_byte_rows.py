@@ -142,21 +142,18 @@ def _finish(
     acc, out_desc, first, row, scales_and_bias, position, part, partial_ptr, counter_ptr,
     SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """Store sums [outputs from `row` on, tokens from `first` on] of all parts, by the last one."""
+    """Store sums [outputs from `row` on, tokens from `first` on] times scales, plus bias.
+
+    Of several parts, the last one stores the sum of all.
+    """
     row_scale_ptr, bias_ptr, M, N = scales_and_bias
     complete = True
     if SPLIT > 1:
         complete, acc = reduce_parts(acc, position, part, partial_ptr, counter_ptr, SPLIT)
     if complete:
-        _store(acc, out_desc, first, row, row_scale_ptr, bias_ptr, M, N)
-
-
-@gluon.jit
-def _store(acc, out_desc, first, row, row_scale_ptr, bias_ptr, M, N):
-    """Store sums [outputs from `row` on, tokens from `first` on] times scales, plus bias."""
-    rows = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
-    acc = acc * gl.load(row_scale_ptr + rows, mask=rows < N, other=0.0)[:, None]
-    store_rows(acc, out_desc, first, row, None, None, bias_ptr, M, N)
+        rows = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
+        acc = acc * gl.load(row_scale_ptr + rows, mask=rows < N, other=0.0)[:, None]
+        store_rows(acc, out_desc, first, row, None, None, bias_ptr, M, N)
 
 
 @gluon.jit
