@@ -49,10 +49,7 @@ def _known(value: Any, kind: inspect.Type, path: str, check: Check) -> Any:
         known = {*kinds, *([struct.tag_field] if struct.tag_field else ())}
         check(value, known, getattr(struct.cls, "neutral", {}), where)
         value = {n: v for n, v in value.items() if n in known}
-    return {
-        n: _known(v, kinds[n], where + n, check) if isinstance(v, dict | list) and n in kinds else v
-        for n, v in value.items()
-    }
+    return {n: _known(v, kinds[n], where + n, check) if n in kinds else v for n, v in value.items()}
 
 
 def _struct_of(value: dict[str, Any], kind: inspect.Type) -> inspect.StructType | None:
