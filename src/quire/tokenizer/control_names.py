@@ -9,7 +9,6 @@ So in the copy of the tokenizer that reads such texts they have other names ther
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,6 @@ from quire.tokenizer.conversation_input import BREAK
 
 if TYPE_CHECKING:
     import tokenizers
-
-_KIND = re.compile(rb'"type":"(\w+)"')
-_OF_SPACES = frozenset({b"Sequence", b"Prepend", b"Replace", b"Strip"})  # normalizers' kinds
 
 EncodeText = Callable[[str, bool], list[int]]
 """From a text, and whether to add special tokens around it, to token ids."""
@@ -91,9 +87,11 @@ def hides_names(backend: tokenizers.Tokenizer, control: Collection[tokenizers.Ad
 
     They are found in normalized text if a token says so, or by the model.
     """
-    return any(token.normalized or _is_piece(backend, token.content) for token in control) and (
-        _changes_letters(backend.normalizer)
-    )
+    found = (each for each in control if each.normalized or _is_piece(backend, each.content))
+    letters = set[str]().union(*(token.content for token in found))
+    if not letters or backend.normalizer is None:
+        return False
+    return _makes(json.loads(backend.normalizer.__getstate__()), letters)
 
 
 def _is_piece(backend: tokenizers.Tokenizer, name: str) -> bool:
@@ -105,7 +103,16 @@ def _is_piece(backend: tokenizers.Tokenizer, name: str) -> bool:
     return not is_merged and model.token_to_id(name) is not None
 
 
-def _changes_letters(normalizer: tokenizers.normalizers.Normalizer | None) -> bool:
-    """Whether a normalizer changes letters, as NFKC and lower case do, not spaces alone."""
-    state = b"" if normalizer is None else normalizer.__getstate__()
-    return b'"Regex"' in state or not _OF_SPACES.issuperset(_KIND.findall(state))
+def _makes(normalizer: dict[str, Any], letters: set[str]) -> bool:
+    """Whether words of these letters may come of others, as by NFKC, or by spaces that go."""
+    match normalizer:
+        case {"type": "Sequence", "normalizers": [*steps]}:
+            return any(_makes(step, letters) for step in steps)
+        case (
+            {"type": "Prepend", "prepend": str() as made}
+            | {"type": "Replace", "pattern": {"String": _}, "content": str() as made}
+        ):  # mostly the mark of a space
+            return not made or not letters.isdisjoint(made)
+        case {"type": "Strip"}:
+            return False
+    return True
