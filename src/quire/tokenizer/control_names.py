@@ -108,10 +108,11 @@ def _makes(normalizer: dict[str, Any], letters: set[str]) -> bool:
     match normalizer:
         case {"type": "Sequence", "normalizers": [*steps]}:
             return any(_makes(step, letters) for step in steps)
-        case (
-            {"type": "Prepend", "prepend": str() as made}
-            | {"type": "Replace", "pattern": {"String": _}, "content": str() as made}
-        ):  # mostly the mark of a space
+        case {"type": "Prepend", "prepend": str() as made} | {
+            "type": "Replace",
+            "pattern": {"String": _},
+            "content": str() as made,
+        }:  # mostly the mark of a space
             return not made or not letters.isdisjoint(made)
         case {"type": "Strip"}:
             return False
