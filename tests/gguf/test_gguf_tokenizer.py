@@ -86,7 +86,7 @@ def test_sentence_piece_merges_no_text_to_control_and_byte_tokens(tmp_path: Path
 
 
 def test_sentence_piece_merges_spaces_to_the_users_tokens(tmp_path: Path) -> None:
-    """Those of Gemma's files, whose spaces are marked in some and not in others."""
+    """As Gemma's are, whose spaces are marked in some files and not in others."""
     names = ("tokens", "token_type", "scores")
     for spaces in ("\u2581\u2581", "  "):
         more = {f"tokenizer.ggml.{n}": [v] for n, v in zip(names, (spaces, 4, -99.0), strict=True)}

@@ -220,6 +220,27 @@ def test_models_find_no_control_tokens_in_texts(
     assert [i for i in ids if i in (start, end, later)] == [start, end, later]
 
 
+def test_ids_that_a_vocabulary_leaves_out_are_given_to_no_control_token(
+    folders: dict[str, Path],
+) -> None:
+    """The library gives a new token the number of tokens, which may be another's id."""
+    spec = json.loads((folders["gpt2"] / "tokenizer.json").read_text())
+    vocab = spec["model"]["vocab"]
+    names = ["<s>", *(token["content"] for token in spec["added_tokens"]), "</s>"]
+    pieces = [name for name in vocab if name not in names]
+    ordered = [*names, *pieces[:100], *[None] * 5, *pieces[100:]]
+    spec["model"]["vocab"] = {name: i for i, name in enumerate(ordered) if name is not None}
+    spec["added_tokens"] = [
+        dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        | {"id": i, "content": name, "special": True}
+        for i, name in enumerate(names)
+    ]
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(spec)))
+    for name in pieces:
+        text = f"{tokenizer.decode([ordered.index(name)])} </s>"
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
 @pytest.mark.parametrize(
     "normalizer",
     [
