@@ -160,8 +160,9 @@ def skinny_fp8(capability: int) -> Compiled:
 
 
 def ring(
-    capability: int, kind: str = "bf16", *, heads: bool = False, cache: str = BF16
-) -> Compiled:
+    capability: int, kind: str = "bf16", *, heads: bool = False, cache: str = BF16,
+    block_m: int = 16,
+) -> Compiled:  # fmt: skip
     """The product before a norm with W in a ring; x is rounded, or else it comes in W's type."""
     pointers = dict.fromkeys(
         ["x_ptr", "out_ptr", "residual_ptr", "norm_ptr", "normalized_ptr"], BF16
@@ -173,11 +174,11 @@ def ring(
     types = {
         **pointers, **sizes, "counter_ptr": INTS, "eps": "fp32",
         "w_desc": f"tensordesc<{kind}[64, {128 // itemsize}],{layout!r}>",
-        "x_desc": f"tensordesc<{kind}[16, {128 // itemsize}],{layout!r}>",
+        "x_desc": f"tensordesc<{kind}[{block_m}, {128 // itemsize}],{layout!r}>",
     }  # fmt: skip
     constants: dict[str, Any] = {
-        "bias_ptr": None, "BLOCK_M": 16, "BLOCK_N": 64, "STAGES": 4,
-        "TILES": 2, "CHUNK": 2, "SPLIT": 4, "HAS_BIAS": False,
+        "bias_ptr": None, "BLOCK_M": block_m, "BLOCK_N": 64, "STAGES": 4, "TILES": 2, "CHUNK": 2,
+        "SPLIT": 4, "SHARES": shares_of(4, block_m, 1, 132, tokens=8), "HAS_BIAS": False,
         "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": True, "SILU": False, "PDL": True,
         "group_scale_ptr": None, "zero_ptr": None, "GROUP": 0, "SCALED": False, "GROUP_ROWS": 0,
         "CODEBOOK": None, "SCALES_FIRST": False,
@@ -222,7 +223,8 @@ def ring_int4(
     }  # fmt: skip
     constants: dict[str, Any] = {
         "bias_ptr": None, "BLOCK_M": rows, "BLOCK_N": block_n,
-        "STAGES": stages, "TILES": parts, "CHUNK": 0, "SPLIT": 4, "HAS_BIAS": False,
+        "STAGES": stages, "TILES": parts, "CHUNK": 0, "HAS_BIAS": False,
+        "SPLIT": 4, "SHARES": shares_of(4, rows, 1, 132, tokens=8),
         "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": True, "SILU": False, "PDL": True,
         "GROUP": group or 256, "SCALED": group == 0 or scales_codes(rows, group),
         "GROUP_ROWS": 16,
@@ -234,7 +236,13 @@ def ring_int4(
     absent += [] if group else ["group_scale_ptr"]
     if silu:
         absent += ["residual_ptr", "norm_ptr", "normalized_ptr", "squares_out_ptr"]
-        constants |= {"HAS_RESIDUAL": False, "HAS_NORM": False, "SILU": True, "SPLIT": 1}
+        constants |= {
+            "HAS_RESIDUAL": False,
+            "HAS_NORM": False,
+            "SILU": True,
+            "SPLIT": 1,
+            "SHARES": 1,
+        }
     types = {name: kind for name, kind in types.items() if name not in absent}
     constants |= dict.fromkeys(absent)
     types, constants = with_rope(types, constants, heads or halves)
@@ -783,6 +791,9 @@ KERNELS = {
     "skinny": skinny,
     "skinny_fp8": skinny_fp8,
     "ring": ring,
+    "ring_shared": functools.partial(ring, block_m=64),
+    "ring_int4_shared": functools.partial(ring_int4, rows=32, parts=1, group=64, stages=3),
+    "ring_rope_shared": functools.partial(ring, block_m=64, heads=True),
     "ring_fp8": functools.partial(ring, kind="fp8e4nv"),
     "ring_int8": functools.partial(ring, kind="i8"),
     "skinny_int8": functools.partial(skinny, weight_format="codes", codes="i8"),

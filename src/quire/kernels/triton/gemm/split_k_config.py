@@ -7,14 +7,15 @@ import math
 from quire.kernels.triton.launch.gemm_config import SHARED_MEMORY, RingConfig, tile_rows
 
 
-def shares_of(split: int, block_m: int, stride: int, num_sms: int) -> int:
+def shares_of(split: int, block_m: int, stride: int, num_sms: int, tokens: int = 16) -> int:
     """Programs that each add up a share of a tile's tokens: all `split`, or 1 for the last alone.
 
-    A share has 16 tokens or more; of 32 the last alone was quicker. stride: between the ids of
-    programs of a tile. They wait for each other, so those between must not be on all
-    multiprocessors.
+    tokens: the fewest of a share; of less than four times as many the last alone is as quick.
+    stride: between the ids of programs of a tile. They wait for each other, so those between must
+    not be on all multiprocessors.
     """
-    is_even = split & (split - 1) == 0 and block_m >= 64 and 16 * split <= block_m & -block_m
+    is_even = split & (split - 1) == 0 and tokens * split <= block_m & -block_m
+    is_even = is_even and block_m >= 4 * tokens
     return split if is_even and split * stride <= num_sms else 1
 
 

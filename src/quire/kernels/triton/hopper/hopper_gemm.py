@@ -35,7 +35,11 @@ from quire.kernels.triton.hopper.hopper_int4_ring import (
 )
 from quire.kernels.triton.hopper.hopper_rope_epilogue import by_pair, load_angles, store_rope_heads
 from quire.kernels.triton.hopper.hopper_word_codes import multiply_codes
+from quire.kernels.triton.hopper.hopper_split_k import meet
 from quire.kernels.triton.launch.gluon_compat import barrier
+from quire.kernels.triton.launch.workspace import NUM_COUNTERS
+
+_ARRIVALS = gl.constexpr(NUM_COUNTERS)  # where they begin, behind the counters
 
 
 def tile_layout(itemsize: int) -> gl.NVMMASharedLayout:
@@ -69,7 +73,7 @@ def hopper_gemm_kernel(
     HAS_SQUARES: gl.constexpr, SILU: gl.constexpr, PDL: gl.constexpr,
     HEAD_DIM: gl.constexpr, KV_HEADS: gl.constexpr, CACHE_BLOCK: gl.constexpr,
     GROUP: gl.constexpr, SCALED: gl.constexpr, GROUP_ROWS: gl.constexpr, CODEBOOK: gl.constexpr,
-    SCALES_FIRST: gl.constexpr,
+    SCALES_FIRST: gl.constexpr, SHARES: gl.constexpr,
 ):  # fmt: skip
     """x [M, K], w [N, K] → out [M, N], or [M, N / 2] with SILU, which excludes residual and norm.
 
@@ -83,9 +87,11 @@ def hopper_gemm_kernel(
     "e4m3". Without group_scale_ptr they have w_scale_ptr alone, and SCALED is true. With words
     TILES are parts of k, see `hopper_int4_ring`, and programs of the same W lie side by side, each
     with BLOCK_M rows of x. SCALED: see `multiply_codes`. SCALES_FIRST: they are asked for before
-    words, as all programs' words together would hold them up.
+    words, as all programs' words together would hold them up. SHARES: SPLIT if each program adds up
+    the sums of a share of its tile's tokens, see `hopper_split_k`; else 1.
     """
-    EARLY: gl.constexpr = BLOCK_M <= 16  # of more rows, what lies beside takes too many registers
+    WIDTH: gl.constexpr = BLOCK_M // SHARES  # tokens that this program stores
+    EARLY: gl.constexpr = WIDTH <= 16  # of more rows, what lies beside takes too many registers
     BLOCK_K: gl.constexpr = 1024 // w_desc.dtype.primitive_bitwidth  # of 128 bytes
     LETS_IN: gl.constexpr = PDL and (w_desc.dtype.primitive_bitwidth == 16 or GROUP > 0)
     COLUMNS: gl.constexpr = STEP * TILES if GROUP > 0 else TILES * BLOCK_K
@@ -116,7 +122,10 @@ def hopper_gemm_kernel(
     layout: gl.constexpr = _layout_out(BLOCK_N, HEAD_DIM, gl.num_warps())
     rows = gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
     rows = outputs_of(rows, tile * BLOCK_N, BLOCK_N, HEAD_DIM)
-    tokens = first + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
+    begin_token = first
+    if SHARES > 1:
+        begin_token += part * WIDTH
+    tokens = begin_token + gl.arange(0, WIDTH, gl.SliceLayout(0, layout))
     by, bias, weight = _load_weights(w_scale_ptr, bias_ptr, norm_ptr, rows, N, HAS_BIAS, HAS_NORM)
     if LETS_IN:
         gdc_launch_dependents()
@@ -155,7 +164,7 @@ def hopper_gemm_kernel(
         angles = load_angles(
             rows, tokens, cos_ptr, sin_ptr, slots_ptr, M, N, stride_angles, HEAD_DIM, KV_HEADS
         )  # fmt: skip
-    divisor = gl.full([BLOCK_M], 1.0, gl.float32, gl.SliceLayout(0, layout))
+    divisor = gl.full([WIDTH], 1.0, gl.float32, gl.SliceLayout(0, layout))
     if HAS_SQUARES:
         divisor = _divisor(squares_ptr, num_squares, tokens, M, K, eps)
     acc = _multiply(
@@ -164,9 +173,12 @@ def hopper_gemm_kernel(
     )  # fmt: skip
     invalidate(full)
     acc = gl.convert_layout(acc, layout)
-    complete = True
-    if SPLIT > 1:
-        position = tile * m_tiles + first // BLOCK_M
+    complete, position = True, tile * m_tiles + first // BLOCK_M
+    if SHARES > 1:
+        acc = _share_parts(
+            acc, position, part, M - first, partial_ptr, counter_ptr + _ARRIVALS, SPLIT
+        )
+    elif SPLIT > 1:
         complete, acc = _reduce_parts(
             acc, position, part, tokens < M, partial_ptr, counter_ptr, SPLIT
         )
@@ -184,7 +196,7 @@ def hopper_gemm_kernel(
                 stride_block, stride_slot, stride_kv_head, HEAD_DIM, KV_HEADS, CACHE_BLOCK,
             )  # fmt: skip
         elif SILU:
-            _store_silu(acc, tile, first, out_ptr, M, N, stride_out)
+            _store_silu(acc, tile, begin_token, out_ptr, M, N, stride_out)
         else:
             if HAS_RESIDUAL and not EARLY:
                 acc += gl.load(residual_ptr + offsets, mask=inside, other=0.0).to(gl.float32)
@@ -258,6 +270,29 @@ def _reduce_parts(acc, position, part, seen, partial_ptr, counter_ptr, SPLIT: gl
                 taken = there & (other < SPLIT)
                 acc += gl.load(parts + other * size, mask=taken, other=0.0, cache_modifier=".cg")
     return complete, acc
+
+
+@gluon.jit
+def _share_parts(acc, position, part, num_tokens, partial_ptr, arrival_ptr, SPLIT: gl.constexpr):
+    """Store this program's partial sums; returns the sum of all in order of k, of its tokens."""
+    layout: gl.constexpr = acc.type.layout
+    BLOCK_N: gl.constexpr = acc.shape[0]
+    WIDTH: gl.constexpr = acc.shape[1] // SPLIT
+    size: gl.constexpr = acc.shape[0] * acc.shape[1]
+    rows = gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
+    tokens = gl.arange(0, acc.shape[1], gl.SliceLayout(0, layout))
+    parts = partial_ptr + position * SPLIT * size + rows[:, None]
+    there = gl.full([BLOCK_N, acc.shape[1]], True, gl.int1, layout)
+    there &= (tokens < num_tokens)[None, :]
+    gl.store(parts + part * size + tokens[None, :] * BLOCK_N, acc, mask=there)
+    meet(arrival_ptr + position, SPLIT)
+    own = part * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(0, layout))
+    seen = gl.full([BLOCK_N, WIDTH], True, gl.int1, layout) & (own < num_tokens)[None, :]
+    total = gl.zeros([BLOCK_N, WIDTH], gl.float32, layout)
+    for other in gl.static_range(SPLIT):
+        ptrs = parts + other * size + own[None, :] * BLOCK_N
+        total += gl.load(ptrs, mask=seen, other=0.0, cache_modifier=".cg")
+    return total
 
 
 @gluon.jit

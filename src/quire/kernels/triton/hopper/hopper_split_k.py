@@ -50,9 +50,7 @@ def _share_parts(acc, tile, part, partial_ptr, arrival_ptr, SPLIT: gl.constexpr)
         if other != part:
             gl.store(ptrs + (other * SPLIT + part) * size, shares[other])
         own = gl.where(other == part, shares[other], own)
-    before, arrived = _arrive(arrival_ptr + tile, SPLIT)
-    while arrived < SPLIT:
-        arrived = gl.atomic_add(arrival_ptr + tile, 0, sem="acquire", scope="gpu") - before
+    meet(arrival_ptr + tile, SPLIT)
     ptrs += part * (SPLIT * size)
     if SPLIT == 2:  # both orders of two give the same sum
         own += gl.load(ptrs + (1 - part) * size, cache_modifier=".cg")
@@ -88,6 +86,14 @@ def _reduce_parts(acc, tile, part, partial_ptr, arrival_ptr, SPLIT: gl.constexpr
             for other in range(1, SPLIT):
                 own += gl.load(part_ptrs + other * size, cache_modifier=".cg")
     return complete, _by_tokens(own, _narrower(acc.type.layout, BLOCK_M))
+
+
+@gluon.jit
+def meet(arrival_ptr, SPLIT: gl.constexpr):
+    """Wait until SPLIT programs have come here, and see what each wrote before."""
+    before, arrived = _arrive(arrival_ptr, SPLIT)
+    while arrived < SPLIT:
+        arrived = gl.atomic_add(arrival_ptr, 0, sem="acquire", scope="gpu") - before
 
 
 @gluon.jit

@@ -25,7 +25,7 @@ class Workspace:
 
     partials: Tensor  # float32 [NUM_PARTIALS]
     counters: Tensor  # int32 [NUM_COUNTERS], zeros
-    arrivals: Tensor  # int32 [NUM_COUNTERS], see `hopper_split_k`
+    arrivals: Tensor  # int32 [NUM_COUNTERS], behind the counters; see `hopper_split_k`
     num_sms: int
     shared_memory: int  # bytes available to a program
 
@@ -34,10 +34,11 @@ class Workspace:
 def workspace(device: torch.device) -> Workspace:
     """The workspace of a device; that of "cpu" is for Triton's interpreter."""
     num_sms, shared_memory = _size_of(device)
+    counters = torch.zeros(2, NUM_COUNTERS, dtype=torch.int32, device=device)
     return Workspace(
         partials=torch.empty(NUM_PARTIALS, dtype=torch.float32, device=device),
-        counters=torch.zeros(NUM_COUNTERS, dtype=torch.int32, device=device),
-        arrivals=torch.zeros(NUM_COUNTERS, dtype=torch.int32, device=device),
+        counters=counters[0],
+        arrivals=counters[1],
         num_sms=num_sms,
         shared_memory=shared_memory,
     )

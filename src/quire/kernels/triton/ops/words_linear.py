@@ -14,8 +14,9 @@ from quire.kernels.byte_operands import ByteWords
 from quire.kernels.operands import Int4Words, ResidualState, RopeWriteKV, Rows
 from quire.kernels.triton.gemm.gemm_tuning import holds_whole_heads
 from quire.kernels.triton.gemm.int4_config import Int4Config, block_rows, group_rows, scales_codes
+from quire.kernels.triton.gemm.split_k_config import shares_of
 from quire.kernels.triton.launch.row_memory import whole_boxes
-from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS
+from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 from quire.kernels.triton.ops.gpu_linear import MAX_ROWS, Config, GpuLinear, Operand
 from quire.kernels.triton.ops.invariant_gemm import invariant_gemm
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
@@ -107,12 +108,14 @@ class WordsLinear(GpuLinear[V]):
         assert tiles <= NUM_COUNTERS
         assert config.split == 1 or tiles * config.split * config.block_n * block_m <= NUM_PARTIALS
         boxes, row_scale, codebook = self.ring_operands(weight, config)
+        num_sms = workspace(x.device).num_sms
         if config.block_n < flags["HEAD_DIM"]:
             boxes = head_boxes(weight.words, config.parts, config.block_n, flags["HEAD_DIM"])
         hopper_gemm_kernel[(tiles * config.split,)](
             x, column_boxes(whole_boxes(x, block_m), config.parts, block_m), boxes, row_scale,
             weight.scale, weight.zeros, *behind, out.stride(0), BLOCK_M=block_m,
             BLOCK_N=config.block_n, STAGES=config.stages, SPLIT=config.split,
+            SHARES=shares_of(config.split, block_m, triton.cdiv(m, block_m), num_sms, tokens=8),
             TILES=config.parts, CHUNK=0, maxnreg=config.registers, GROUP=group, CODEBOOK=codebook,
             SCALED=weight.scale is None or scales_codes(m, group),
             GROUP_ROWS=group_rows(weight.inputs, group, config),
