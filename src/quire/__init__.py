@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from quire.core.sampling_params import RequestOutputKind, SamplingParams
     from quire.core.structured_outputs import StructuredOutputs
+    from quire.core.structured_outputs import StructuredOutputs as GuidedDecodingParams
     from quire.core.structured_outputs import StructuredOutputs as StructuredOutputsParams
     from quire.engine.frontend.async_engine import AsyncEngine
     from quire.engine.frontend.async_llm import AsyncLLM
@@ -61,6 +62,7 @@ __all__ = [
     "EngineArgs",
     "EngineConfig",
     "FlexibleArgumentParser",
+    "GuidedDecodingParams",
     "LLMEngine",
     "Logprob",
     "PoolingParams",
@@ -91,6 +93,7 @@ _LAZY = {
     "EngineArgs": ("quire.cli.vllm_scripts", "EngineArgs"),
     "EngineConfig": ("quire.config", "EngineConfig"),
     "FlexibleArgumentParser": ("quire.cli.vllm_scripts", "FlexibleArgumentParser"),
+    "GuidedDecodingParams": ("quire.core.structured_outputs", "StructuredOutputs"),
     "LLMEngine": ("quire.engine.frontend.llm_engine", "LLMEngine"),
     "Logprob": ("quire.core.request_output", "Logprob"),
     "PoolingParams": ("quire.core.pooling_params", "PoolingParams"),

@@ -73,7 +73,8 @@ class QualityGateError(CheckpointError):
 class InvalidRequestError(UserError):
     """A request that is refused because of its content (HTTP 400).
 
-    param: the request field at fault, or None; code: OpenAI's machine-readable error code.
+    param: the request field at fault, or None; code: OpenAI's machine-readable error code, which
+    every refused field has.
     """
 
     status = 400
@@ -81,7 +82,7 @@ class InvalidRequestError(UserError):
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
-        self.code = code
+        self.code = code or (None if param is None else "invalid_value")
 
 
 def invalid_value(field: str, problem: str, *, where: str | None = None) -> InvalidRequestError:

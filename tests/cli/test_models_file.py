@@ -294,6 +294,12 @@ def test_the_command_reports_the_files_own_names(
     [
         ("seed: 1\nroot-path: x\n", [], "{file}, line 2: root-path must be a path such as /llm"),
         ("block_size: 17\n", [], "{file}, line 1: block_size must be a power of two, not 17"),
+        (
+            "tensor-parallel-size: 2\n",
+            [],
+            "{file}, line 1: tensor-parallel-size 2 is not supported: a model runs on one device; "
+            "run one server for each GPU, or use quantization: fp8 to fit one\n",
+        ),
         ("max_model_len: 9M\n", ["--dry-run"], "{file}, line 1: max_model_len is 9437184"),
         ("block_size: 16\n", ["--block-size", "17"], "--block-size must be a power of two"),
     ],

@@ -153,6 +153,7 @@ def test_an_import_says_what_to_use(name: str) -> None:
     [
         ("quire.sampling_params", "SamplingParams"),
         ("quire.sampling_params", "StructuredOutputsParams"),
+        ("quire.sampling_params", "GuidedDecodingParams"),
         ("quire.outputs", "RequestOutput"),
         ("quire.utils.argparse_utils", "FlexibleArgumentParser"),
         ("quire.utils.print_utils", "print_embeddings"),

@@ -395,6 +395,8 @@ def test_a_value_that_is_known_and_not_there_says_what_to_use(value: str) -> Non
         ("quantization", "q8_0", "leave it out there; use 'int8'"),
         ("quantization", "Q5_K_M", "leave it out there; use 'int8'"),
         ("quantization", "bf16", "leave it out there; use dtype 'bfloat16'"),
+        ("kv_cache_dtype", "q4_0", "its types have 16 or 8 bits; use 'fp8' or 'int8'"),
+        ("kv_cache_dtype", "FP8_E5M2", "its types have 16 or 8 bits; use 'fp8' or 'int8'"),
         ("chat_template", "chatml", "; leave it out to use the model's own, or use a file"),
     ],
 )

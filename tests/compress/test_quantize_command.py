@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,23 @@ def test_a_stopped_run_says_how_it_continues(
     assert main(["generate", "-m", str(out), "-p", "hi"]) == 2
     assert f"{out} is a run of `quire quantize` that has not fin" in capsys.readouterr().err
     assert main(command) == main(["generate", "-m", str(out), "-p", "hi"]) == 0
+
+
+def test_ctrl_c_while_pytorch_is_imported_ends_the_command(tmp_path: Path) -> None:
+    """Where PyTorch's library imports NumPy's, it clears what a handler raises."""
+    program = f"""
+import os, sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "numpy._core.multiarray":
+            os.kill(os.getpid(), 2)
+sys.meta_path.insert(0, Interrupt())
+from quire.cli import main
+main(["quantize", "quire-tiny", "--method", "rtn", "--out", {str(tmp_path / "out")!r}])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_does_not_fit_is_one_line_for_all_layers(

@@ -146,7 +146,10 @@ def test_only_structured_outputs_are_structured_outputs() -> None:
 
 def test_vllms_names_that_ask_for_nothing_are_taken() -> None:
     asked = StructuredOutputs(  # type: ignore[call-arg]
-        json={"type": "object"}, disable_fallback=True, disable_additional_properties=False
+        json={"type": "object"},
+        disable_fallback=True,
+        backend="xgrammar",
+        disable_additional_properties=False,
     )
     assert asked == StructuredOutputs(json={"type": "object"})
     problem = "^StructuredOutputs has no parameter 'disable_additional_properties'; known: json, "

@@ -213,6 +213,15 @@ def test_sampling_params_reach_the_sampler(app: Starlette, engine: FakeEngine) -
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 3)
 
 
+@pytest.mark.parametrize("content", ["Hel", [{"type": "text", "text": "Hel"}]])
+def test_a_started_answer_is_continued(app: Starlette, engine: FakeEngine, content: Any) -> None:
+    started = [USER, {"role": "assistant", "content": content}]
+    assert ask(app, messages=started).json()["content"] == [{"type": "text", "text": "Hello!"}]
+    assert engine.tokenizer.continued
+    ask(app)
+    assert not engine.tokenizer.continued
+
+
 def test_tokens_are_counted_without_the_model(app: Starlette, engine: FakeEngine) -> None:
     reply = call(app, "/v1/messages/count_tokens", {"messages": [USER], "system": "ab"})
     assert reply.json() == {"input_tokens": len("<system>ab<user>hi<assistant>")}
@@ -229,7 +238,21 @@ def test_tokens_are_counted_without_the_model(app: Starlette, engine: FakeEngine
         ({"stop_sequences": [""]}, "stop_sequences[0]: "),
         ({"messages": []}, "messages: "),
         ({"messages": [{"role": "system", "content": "a"}]}, "messages[0].role: "),
-        ({"messages": [USER, {"role": "assistant", "content": "a"}]}, "messages: the last one"),
+        (
+            {"messages": [USER, {"role": "assistant", "content": ""}]},
+            "messages: the last one has no",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "content": [{"type": "tool_use", "id": "a", "name": "look", "input": {}}],
+                    }
+                ]
+            },
+            "messages: the last one has no text to continue at its end; send the results",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages["),
         ({"messages": [USER | {"x": 1}]}, "messages[0].x: unknown field; remove it"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens: it goes with"),

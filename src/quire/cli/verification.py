@@ -15,6 +15,7 @@ from quire.cli.model_speed import Speed, measure_speed
 from quire.cli.options import CommandParser, human_int
 from quire.errors import ConfigError
 from quire.models.config.quality_report import QUALITY_FILE, QualityLimits, replacement_problem
+from quire.processes import exit_on_interrupt
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +87,11 @@ def device_of(args: Namespace) -> torch.device:
     Raises ConfigError for a GPU that is not there.
     """
     from quire.config import DeviceConfig, EngineConfig
-    from quire.engine.startup.torch_start import torch_device
+    from quire.engine.startup.torch_import import import_torch
+
+    with exit_on_interrupt():
+        import_torch()
+        from quire.engine.startup.torch_start import torch_device
 
     return torch_device(EngineConfig(device=DeviceConfig(device=vars(args).get("device", "auto"))))
 

@@ -24,6 +24,8 @@ _LARGEST_FILE = 1 << 16  # bytes
 _ONLY_TYPED = ("config", "dry_run", "gpu_memory_gib", "json")  # of a run, not of a server
 # of options in messages, not in what messages quote
 _NAME = re.compile(r"(?<![\w'\"$/-])(?<!\w\.)[a-z]+(?:_[a-z]+)+(?![\w/-])(?!\.\w)")
+# a setting with its value, as messages write it for Python
+_ASSIGNED = re.compile(r"(?<![\w'\"$/.-])([a-z_]+)='([\w.-]+)'")
 _PLAIN = "write plain values, each once, without aliases and tags"
 
 
@@ -66,7 +68,8 @@ class YamlFile:
     def wrong(self, mark: yaml.Mark | None, problem: str) -> FileError:
         """The FileError for a place in the file; options are spelled as they are there."""
         line = "" if mark is None else f", line {mark.line + 1}"
-        return FileError(f"{self._path}{line}: {_NAME.sub(self._as_written, problem)}")
+        as_lines = _ASSIGNED.sub(r"\1: \2", problem)
+        return FileError(f"{self._path}{line}: {_NAME.sub(self._as_written, as_lines)}")
 
     def _as_written(self, match: re.Match[str]) -> str:
         """A name as the file has it; another option's with dashes, if one there has dashes."""

@@ -78,6 +78,7 @@ FOREIGN_PATHS: Mapping[str, tuple[str, str]] = {
     "/v1/realtime": ("OpenAI", f"there are no sessions; {_CHAT}"),
     "/v1/files": ("OpenAI", "files are read by `quire run-batch`"),
     "/v1/batches": ("OpenAI", "use `quire run-batch`"),
+    "/v1/messages/batches": ("Anthropic", "use `quire run-batch`"),
     "/v1/assistants": ("OpenAI", "use /v1/responses with previous_response_id"),
     "/v1/threads": ("OpenAI", "use /v1/responses with previous_response_id"),
     "/v1/conversations": ("OpenAI", "use /v1/responses with previous_response_id"),

@@ -108,7 +108,6 @@ NAMES = {
     "GenerationConfig": "use SamplingParams",
     **dict.fromkeys(("TextStreamer", "TextIteratorStreamer"), "use on_output of LLM.generate"),
     "LlamaGrammar": "use StructuredOutputs(grammar=...) in SamplingParams",
-    "GuidedDecodingParams": "use StructuredOutputs in SamplingParams",
     "PoolingOutput": "use EmbeddingOutput",
     "EmbeddingRequestOutput": "use EmbeddingOutput",
     "destroy_model_parallel": _CLOSE,

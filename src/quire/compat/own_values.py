@@ -83,6 +83,11 @@ _TEMPLATES = """
     mistral-v3-tekken mistral-v7 mistral-v7-tekken monarch openchat orion pangu-embedded phi3 phi4
     rwkv-world seed_oss smolvlm solar-open vicuna vicuna-orca yandex zephyr
 """
+# types of KV caches, of vLLM and llama.cpp
+_NO_KV_TYPE = """
+    fp8_e5m2 fp8_inc fp8_ds_mla fp8_per_token_head nvfp4 q4_0 q4_1 q5_0 q5_1 iq4_nl
+"""
+_KV_TYPES = "its types have 16 or 8 bits; use 'fp8' or 'int8'"
 _NO_TEMPLATE = (
     "llama.cpp's names are those of templates in its code; leave it out to use the model's own, or "
     "use a file, such as ./template.jinja, or the template itself"
@@ -95,7 +100,8 @@ OWN_VALUES: Mapping[str, Mapping[Any, Any]] = {
               "fp32": "float32"},
     "load_format": dict.fromkeys(_FORMATS, "auto"),
     "quantization": {"w8a8_fp8": "fp8", "ptpc_fp8": "fp8", "w8a8_int8": "int8"} | _CHECKPOINTS,
-    "kv_cache_dtype": {"auto": "auto", "f16": "auto", "bf16": "auto", "q8_0": "int8"},
+    "kv_cache_dtype": {"auto": "auto", "f16": "auto", "bf16": "auto", "q8_0": "int8",
+                       "int8_per_token_head": "int8"},
     "generation_config": {"vllm": "none"},
     "device": {"gpu": "cuda", "cuda:0": "cuda", "cuda0": "cuda", "none": "cpu"},
     "threads": {-1: DEFAULT, 0: DEFAULT},
@@ -116,6 +122,7 @@ REFUSED_VALUES: Mapping[str, Mapping[str, str]] = {
         ),
         **_GGUF_TYPES,
     },
+    "kv_cache_dtype": dict.fromkeys(_NO_KV_TYPE.split(), _KV_TYPES),
     "chat_template": dict.fromkeys(_TEMPLATES.split(), _NO_TEMPLATE),
     "device": {
         **{f"cuda:{i}": f"{_FIRST_GPU}{i}" for i in range(1, 16)},

@@ -33,6 +33,7 @@ _MAX_BYTES = {
     **dict.fromkeys(("json", "grammar", "structural_tag"), MAX_GRAMMAR_BYTES),
     "regex": MAX_REGEX_BYTES,
 }
+_OF_COMPILERS = ("disable_fallback", "backend")  # of vLLM
 _OBJECTS = ("json", "structural_tag")  # kinds that are given as an object or as its text
 
 
@@ -242,12 +243,12 @@ def structured_outputs_from(value: Any) -> StructuredOutputs:
 
 
 def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that ask for something. disable_fallback is about another compiler of grammars."""
+    """The fields that ask for something. _OF_COMPILERS are about other compilers of grammars."""
     empty = (None, False, "")
     return {
         name: item
         for name, item in given.items()
-        if name in KINDS or (item not in empty and name != "disable_fallback")
+        if name in KINDS or (item not in empty and name not in _OF_COMPILERS)
     }
 
 

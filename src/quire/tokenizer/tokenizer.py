@@ -21,7 +21,7 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.errors import InvalidRequestError
+from quire.errors import invalid_value
 from quire.tokenizer.conversation_input import TextMap, check_text
 from quire.tokenizer.encoder import Encoder
 from quire.tokenizer.token_spelling import Pieces, Spelling
@@ -319,11 +319,8 @@ class Tokenizer:
             return self._templates["tool_use"]
         if "default" in self._templates:
             return self._templates["default"]
-        raise InvalidRequestError(
-            "messages: this model has no chat template; use plain completions, or start again "
-            "with one (chat_template)",
-            param="messages",
-        )
+        fix = "use plain completions, or start again with one (chat_template)"
+        raise invalid_value("messages", f"this model has no chat template; {fix}")
 
 
 def _compile(

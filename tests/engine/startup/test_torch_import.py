@@ -83,3 +83,23 @@ with dedicated_start(EngineConfig.from_options(device="cpu", prepared_weights="n
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_pytorch_is_whole_after_ctrl_c_in_its_import() -> None:
+    """Where PyTorch's library imports NumPy's, which clears what a handler raises there."""
+    program = """
+import os, sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "numpy._core.multiarray":
+            os.kill(os.getpid(), 2)
+sys.meta_path.insert(0, Interrupt())
+from quire.engine.startup.torch_import import import_torch
+try:
+    import_torch()
+except KeyboardInterrupt:
+    import torch
+    print(torch.ones(2).numpy().sum())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("2.0\n", 0), done.stderr

@@ -77,6 +77,7 @@ def test_malformed_bodies_are_refused(app: Starlette, body: bytes) -> None:
         (b'{"prompt": "\\ud83d\\ude00 \\ud800"}', "\\ud800 (character 25) is half of a surrogate"),
         (b'{"prompt": "\\\\ud83d', "Input data was truncated"),
         (MALFORMED["truncated"], "Input data was truncated"),
+        (b" \n", "the body is empty; send a JSON object"),
     ],
 )
 def test_text_that_is_none_is_called_so(app: Starlette, body: bytes, reason: str) -> None:

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from quire.core.messages import AbortRequests, EngineStats, ResetPrefixCache
+from quire.engine.core.deferred_interrupt import DeferredInterrupt
 from quire.engine.core.engine_core import EngineCore
-from quire.engine.frontend.deferred_interrupt import DeferredInterrupt
 from quire.engine.frontend.input_processor import PreparedRequest
 from quire.engine.frontend.output_processor import OutputProcessor, Processed
 

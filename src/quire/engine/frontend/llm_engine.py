@@ -10,7 +10,7 @@ from quire.compat.sleep_tags import check_level
 from quire.config import EngineConfig
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
-from quire.engine.frontend.deferred_interrupt import DeferredInterrupt
+from quire.engine.core.deferred_interrupt import DeferredInterrupt
 from quire.engine.frontend.input_processor import PreparedRequest
 from quire.engine.frontend.offline_engine import OfflineEngine
 from quire.engine.frontend.output_processor import OutputProcessor, Processed

@@ -20,7 +20,7 @@ from quire.core.messages import EngineStats
 from quire.core.pooling_params import PoolingParams
 from quire.core.request_output import RequestOutput, RequestTimes
 from quire.core.sampling_params import SamplingParams
-from quire.engine.frontend.deferred_interrupt import DeferredInterrupt
+from quire.engine.core.deferred_interrupt import DeferredInterrupt
 from quire.engine.frontend.inline_engine import InlineEngine
 from quire.engine.frontend.input_processor import InputProcessor, PreparedRequest, errors_name_field
 from quire.engine.frontend.output_processor import OutputProcessor, Processed

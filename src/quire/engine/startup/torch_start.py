@@ -42,9 +42,7 @@ _UNCOMPILED = (
     "install again with a C++ compiler, if there was none"
 )
 
-_FP8_WEIGHTS = (
-    "FP8 has no kernel for CPUs and is many times slower than 16 bits; use quantization='int8'"
-)
+_FP8_WEIGHTS = "FP8 has no kernel for CPUs and is many times slower than 16 bits; use int8"
 
 
 def load_with_torch(config: EngineConfig, phases: Phases) -> Backend:

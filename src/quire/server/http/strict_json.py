@@ -75,6 +75,8 @@ def _decode_known(body: bytes, decoder: msgspec.json.Decoder[T], path: str) -> T
 
 def _not_json(body: bytes, error: ValueError | RecursionError) -> InvalidRequestError:
     """The error of a body that cannot be decoded. Raises that of invalid Unicode in it."""
+    if not body.strip():
+        return InvalidRequestError("the body is empty; send a JSON object", code="bad_json")
     if isinstance(error, RecursionError):
         return _malformed("it is nested too deeply")
     _check_text(body)

@@ -65,6 +65,7 @@ _NAMES = FieldNames(
         "chat_template_kwargs": "thinking",
         "thinking_token_budget": "thinking.budget_tokens",
         "reasoning_effort": "output_config.effort",
+        "continue_final_message": "messages",
         "response_format.json_schema": "output_config.format",
         "response_format": "output_config.format",
     }

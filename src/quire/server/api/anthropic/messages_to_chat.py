@@ -43,13 +43,12 @@ def to_chat(
     marks_reasoning: whether it is known how the model marks its reasoning. Raises
     InvalidRequestError.
     """
-    if request.messages[-1].role == "assistant":
-        problem = "the last one is the assistant's, which cannot be continued; end with the user's"
-        raise invalid_value("messages", problem)
     origins = Origins()
+    messages = _messages(request, origins)
     chat = ChatRequest(
         model=request.model,
-        messages=_messages(request, origins),
+        messages=messages,
+        continue_final_message=_continues(messages[-1]),
         tools=[_tool(tool) for tool in request.tools or ()] or None,
         tool_choice=_choice(request.tool_choice),
     )
@@ -101,6 +100,14 @@ def _add_sampling_fields(chat: ChatRequest, request: MessagesRequest) -> None:
     chat.stream = request.stream
     chat.temperature, chat.top_p, chat.top_k = request.temperature, request.top_p, request.top_k
     chat.user = request.metadata.user_id if request.metadata is not None else None
+
+
+def _continues(last: Message) -> bool:
+    """Whether the answer goes on from the last message. Raises InvalidRequestError."""
+    if last.role == "assistant" and (last.tool_calls or not last.content):
+        fix = "send the results of its calls" if last.tool_calls else "end with the user's"
+        raise invalid_value("messages", f"the last one has no text to continue at its end; {fix}")
+    return last.role == "assistant"
 
 
 def _messages(request: CountRequest, origins: Origins) -> list[Message]:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.engine.frontend import deferred_interrupt
-from quire.engine.frontend.deferred_interrupt import DeferredInterrupt
+from quire.engine.core import deferred_interrupt
+from quire.engine.core.deferred_interrupt import DeferredInterrupt
 
 
 @pytest.fixture(autouse=True)
