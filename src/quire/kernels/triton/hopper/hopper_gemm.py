@@ -34,8 +34,8 @@ from quire.kernels.triton.hopper.hopper_int4_ring import (
     read_groups,
 )
 from quire.kernels.triton.hopper.hopper_rope_epilogue import by_pair, load_angles, store_rope_heads
-from quire.kernels.triton.hopper.hopper_word_codes import multiply_codes
 from quire.kernels.triton.hopper.hopper_split_k import meet
+from quire.kernels.triton.hopper.hopper_word_codes import multiply_codes
 from quire.kernels.triton.launch.gluon_compat import barrier
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS
 

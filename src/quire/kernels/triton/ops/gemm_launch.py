@@ -54,7 +54,8 @@ def run_ring(
     hopper_gemm_kernel[(num_programs,)](
         rows, x_tiles, tiles_of(w, config.block_n), *behind, out.stride(0),
         BLOCK_M=block_m, BLOCK_N=config.block_n, STAGES=config.stages, SPLIT=config.split,
-        SHARES=shares_of(config.split, block_m, 1, workspace(w.device).num_sms, tokens=8), TILES=config.tiles,
+        SHARES=shares_of(config.split, block_m, 1, workspace(w.device).num_sms, tokens=8),
+        TILES=config.tiles,
         CHUNK=chunk_steps(block_m, config.warps, 128 * config.tiles // w.itemsize),
         maxnreg=registers(config, w.dtype), GROUP=0, SCALED=False, GROUP_ROWS=0, CODEBOOK=None,
         SCALES_FIRST=False,
