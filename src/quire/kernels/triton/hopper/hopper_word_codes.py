@@ -161,7 +161,7 @@ def multiply_codes(
                 sums = sums + (own,)  # type: ignore[assignment]  # noqa: RUF005
             block = column // PARTS
             for i in gl.static_range(SUMS):
-                own = sums[i]  # type: ignore[misc]
+                own = sums[i]
                 total = _added(total, own, i, SUMS, scales, step, block, TOGETHER, GROUP, SCALED)
         barrier()  # all warps have finished the step, so its slot is free
         ask_words(w_desc, x_desc, ring, full, row, begin, end, step + STAGES)
