@@ -38,6 +38,7 @@ from quire.kernels.triton.step.elementwise import (
 
 Configs = dict[str, RingConfig | None]  # by linears; None: the library's
 LINEARS = ("gate_up", "down", "o", "qkv")
+NUM_BEST = 4  # configs of a linear in a result
 
 
 def rows(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
@@ -91,7 +92,7 @@ def configs_between(name: str, m: int) -> dict[str, dict[str, Any]]:
         for timed in configs:
             timed["us"] /= len(layers)
         library = time_graph(calls(None), least_us=0) / len(layers)
-        found[linear] = {"n": n, "k": k, "library_us": library, "configs": configs}
+        found[linear] = {"n": n, "k": k, "library_us": library, "configs": configs[:NUM_BEST]}
         usual[linear] = chosen(found[linear])
     return found
 

@@ -69,6 +69,24 @@ def gpu_rows(result: Result) -> str:
     )
 
 
+def gpu_fp8_rows(result: Result) -> str:
+    """GEMMs in FP8 by the rule, against the library and the best config, by rows."""
+    rows = []
+    for m in sorted({row[2] for row in result["rows"]}):
+        own = [row[3:] for row in result["rows"] if row[2] == m]
+        gains = [library / (rule or library) for library, rule, _ in own]
+        losses = [(rule or library) / min(library, best) - 1 for library, rule, best in own]
+        mean = sum(gains) / len(gains), sum(losses) / len(losses)
+        rows.append([str(m), str(len(own)), f"{mean[0]:.2f} ({min(gains):.2f})",
+                     f"{mean[1]:.1%} ({max(losses):.0%})"])  # fmt: skip
+    return markdown_table(
+        ["rows", "shapes", "times faster than the library", "slower than the best"],
+        rows,
+        "GEMMs in FP8 by the rule, of shapes with at most as many tiles of 64 outputs as "
+        "multiprocessors: mean, and in brackets the worst of them:",
+    )
+
+
 def gemm_timings(_: Result) -> str:
     """Table of the loss by a similar shape's config, of GEMMs of shapes that nobody tuned."""
     from gemm_similar import losses

@@ -79,3 +79,13 @@ def test_a_user_without_a_home_has_no_cache(
         gguf_folder.gguf_folder(tmp_path / "a.gguf")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert user_cache("gguf") == tmp_path / "quire" / "gguf"
+
+
+def test_a_relative_cache_folder_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its standard says: each folder that a command is run in would have a cache of its own."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for value in ("cache", "./cache", "~/cache", ""):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert user_cache("gguf") == tmp_path / ".cache" / "quire" / "gguf"

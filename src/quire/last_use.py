@@ -17,9 +17,15 @@ _STEP = 1_000_000  # ns between two entries; some file systems store less than n
 
 
 def user_cache(name: str) -> Path | None:
-    """Quire's folder of that name in the user's cache; None for a user without a home folder."""
+    """Quire's folder of that name in the user's cache; None for a user without a home folder.
+
+    A relative XDG_CACHE_HOME is ignored, as its standard says: the folder would be another one in
+    each folder that a command is run in.
+    """
     home = os.path.expanduser("~")  # unlike Path's, raises nothing where the system knows none
-    cache = os.environ.get("XDG_CACHE_HOME") or (home != "~" and os.path.join(home, ".cache"))
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(cache):
+        cache = os.path.join(home, ".cache") if home != "~" else ""
     return Path(cache, "quire", name) if cache else None
 
 

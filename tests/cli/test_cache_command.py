@@ -40,7 +40,7 @@ def test_files_are_logged_listed_and_removed(
     assert main(["cache", "--prepared-weights", str(tmp_path)]) == 0
     first, total, hub = capsys.readouterr().out.splitlines()
     assert first.split()[1] == "MiB"
-    assert "  quire-tiny  int8  " in first
+    assert "  quire-tiny  bfloat16  int8  " in first
     assert total.startswith("1 file, ")
     assert "hf cache ls" in hub
     assert main(["cache", "rm", "tiny", "--prepared-weights", str(tmp_path)]) == 2
@@ -183,7 +183,7 @@ def test_files_of_another_layout_are_outdated(
         with monkeypatch.context() as then:
             then.setattr(prepared_files, "LAYOUT", layout)
             key = prepared_files.checkpoint_key(config, model)
-        origin = origin_of(config, model)
+        origin = origin_of(config, model, "float32")
         save_file({}, tmp_path / f"{key}-{'0' * 24}.safetensors", metadata=origin)
     assert main(["cache", "--prepared-weights", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()[:2]
@@ -199,7 +199,7 @@ def test_files_of_other_processors_stay_unless_they_are_asked_for(
     for number, name in enumerate(("another", "", "here")):
         with monkeypatch.context() as there:
             there.setattr(native, "instruction_set", lambda name=name: name)
-            origin = origin_of(config, Path(gone))
+            origin = origin_of(config, Path(gone), "bfloat16")
         files[name] = tmp_path / f"{number:024}-{'0' * 24}.safetensors"
         save_file({}, files[name], metadata=origin)
     monkeypatch.setattr(native, "instruction_set", lambda: "here")
@@ -207,8 +207,8 @@ def test_files_of_other_processors_stay_unless_they_are_asked_for(
     assert main(["cache", *options]) == 0
     lines = "\n".join(capsys.readouterr().out.splitlines()[:3])
     for mark in ("another", "PyTorch's kernels"):
-        assert lines.count(f"{gone}  none  (for {mark})  ") == 1
-    assert lines.count(f"{gone}  none  (gone)  ") == 1
+        assert lines.count(f"{gone}  bfloat16  none  (for {mark})  ") == 1
+    assert lines.count(f"{gone}  bfloat16  none  (gone)  ") == 1
     assert main(["cache", "clear", "--gone", *options]) == 0
     assert [name for name, file in files.items() if file.exists()] == ["another", ""]
     assert main(["cache", "clear", "--other-processors", *options]) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -238,6 +239,15 @@ def test_a_callback_may_not_call_what_called_it(llm: LLM) -> None:
     for call in (lambda: llm.generate("b", GREEDY), llm.sleep, llm.reset_prefix_cache):
         with pytest.raises(ConfigError, match="call it afterwards"):
             llm.generate("a list", GREEDY, use_tqdm=False, on_output=lambda _, call=call: call())  # type: ignore[misc]
+    assert llm.generate("a list", GREEDY, use_tqdm=False)
+
+
+@pytest.mark.parametrize("name", ["on_output", "on_answer"])
+def test_a_callback_that_cannot_be_called_is_refused_first(llm: LLM, name: str) -> None:
+    """Not when the first answer is there."""
+    callback: Any = {name: 5}
+    with pytest.raises(InvalidRequestError, match=f"{name}: must be a function that takes a resu"):
+        llm.generate("a list", GREEDY, use_tqdm=False, **callback)
     assert llm.generate("a list", GREEDY, use_tqdm=False)
 
 

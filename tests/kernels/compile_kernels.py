@@ -30,6 +30,7 @@ from quire.kernels.triton.gemm.byte_rows_config import byte_rows_configs
 from quire.kernels.triton.gemm.int4_config import scales_codes
 from quire.kernels.triton.gemm.int4_rows_config import int4_rows_configs
 from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
+from quire.kernels.triton.gemm.split_k_config import shares_of
 from quire.kernels.triton.hopper.hopper_block_gemm import hopper_block_gemm_kernel
 from quire.kernels.triton.hopper.hopper_byte_rows import hopper_byte_rows_kernel
 from quire.kernels.triton.hopper.hopper_decode import hopper_decode_kernel
@@ -262,6 +263,8 @@ def rows_int4(
                   if (each.block_m, each.block_n) == (block_m, block_n))  # fmt: skip
     words, groups = gl.NVMMASharedLayout(128, 32, 3), f"{256 // group},{block_n}"
     columns, rest = tile_layout(1), config.rest
+    shares = shares_of(split, block_m, 1, 132)
+    chunk = min(64, (rest or block_m) // shares)
     scale, scale_bits = ("u8", 8) if codebook == "mxfp4" else ("fp16", 16)
     types = {
         "x_desc": f"tensordesc<fp8e4nv[{block_m - rest},128],{columns!r}>",
@@ -269,12 +272,12 @@ def rows_int4(
         "w_desc": f"tensordesc<i32[1,{block_n},32],{words!r}>",
         "scale_desc": f"tensordesc<{scale}[{groups}],{gl.NVMMASharedLayout(0, scale_bits, 2)!r}>",
         "zero_desc": f"tensordesc<u8[{groups}],{gl.NVMMASharedLayout(0, 8, 2)!r}>",
-        "out_desc": f"tensordesc<bf16[64,{block_n}],{tile_layout(2)!r}>",
-        "bias_ptr": BF16, "counter_ptr": INTS, **dict.fromkeys(["M", "N", "K"], "i32"),
+        "out_desc": f"tensordesc<bf16[{chunk},{block_n}],{tile_layout(2)!r}>",
+        "bias_ptr": BF16, "arrival_ptr": INTS, **dict.fromkeys(["M", "N", "K"], "i32"),
         **dict.fromkeys(["x_scale_ptr", "row_scale_ptr", "partial_ptr"], "*fp32"),
     }  # fmt: skip
     constants: dict[str, Any] = {
-        "STAGES": config.stages, "SPLIT": split,
+        "STAGES": config.stages, "SPLIT": split, "SHARES": shares,
         "CODEBOOK": codebook and byte_tables(codebook, torch.float16),
     }  # fmt: skip
     for name in ([] if zeros else ["zero_desc"]) + ([] if rest else ["rest_desc"]):
@@ -297,16 +300,17 @@ def blocks(
     *, alone: bool = False,
 ) -> Compiled:  # fmt: skip
     """The result of many rows in eight bits with scales of blocks; of W alone for each output."""
-    config = BlockConfig(block_m, block_n, 3, split)
+    config, shares = BlockConfig(block_m, block_n, 3, split), shares_of(split, block_m, 1, 132)
     codes = f"tensordesc<{kind}[{{}}, 128],{tile_layout(1)!r}>"
     types = {
         "x_desc": codes.format(block_m), "w_desc": codes.format(block_n),
-        "out_desc": f"tensordesc<bf16[{block_m}, {block_n}],{tile_layout(2)!r}>",
+        "out_desc": f"tensordesc<bf16[{block_m // shares}, {block_n}],{tile_layout(2)!r}>",
         "x_scale_ptr": BF16, "group_scale_ptr": "*fp16", "bias_ptr": BF16,
-        **dict.fromkeys(["row_scale_ptr", "partial_ptr"], "*fp32"), "counter_ptr": INTS,
+        **dict.fromkeys(["row_scale_ptr", "partial_ptr"], "*fp32"), "arrival_ptr": INTS,
         **dict.fromkeys(["M", "N", "K"], "i32"),
     }  # fmt: skip
-    constants: dict[str, Any] = {"STAGES": 3, "SPLIT": split, "TABLE": config.table(4096)}
+    constants: dict[str, Any] = {"STAGES": 3, "TABLE": config.table(4096)}
+    constants |= {"SPLIT": split, "SHARES": shares}
     if alone:
         del types["group_scale_ptr"]
         constants["group_scale_ptr"] = None
@@ -329,6 +333,7 @@ def rows_bytes(
     config = next(each for each in byte_rows_configs(block_m, 4096, 4096)
                   if (each.block_m, each.block_n) == (block_m, block_n))  # fmt: skip
     rest, main = config.rest, block_m - config.rest
+    shares = shares_of(split, block_m, 1, 132)
     words, columns = gl.NVMMASharedLayout(128, 32, 3), gl.NVMMASharedLayout(128, 16, 3)
     groups = f"{128 // (group or 128)},{block_n}"
     types = {
@@ -337,12 +342,14 @@ def rows_bytes(
         "w_desc": f"tensordesc<i32[1,{block_n},32],{words!r}>",
         "scale_desc": f"tensordesc<fp16[{groups}],{gl.NVMMASharedLayout(0, 16, 2)!r}>",
         "zero_desc": f"tensordesc<i8[{groups}],{gl.NVMMASharedLayout(0, 8, 2)!r}>",
-        "out_desc": f"tensordesc<bf16[{main}, {block_n}],{tile_layout(2)!r}>", "bias_ptr": BF16,
-        "rest_out_desc": f"tensordesc<bf16[{rest}, {block_n}],{tile_layout(2)!r}>",
-        **dict.fromkeys(["row_scale_ptr", "partial_ptr"], "*fp32"), "counter_ptr": INTS,
+        "out_desc": f"tensordesc<bf16[{main // shares}, {block_n}],{tile_layout(2)!r}>",
+        "rest_out_desc": f"tensordesc<bf16[{rest // shares}, {block_n}],{tile_layout(2)!r}>",
+        "bias_ptr": BF16, "arrival_ptr": INTS,
+        **dict.fromkeys(["row_scale_ptr", "partial_ptr"], "*fp32"),
         **dict.fromkeys(["M", "N", "K"], "i32"),
     }  # fmt: skip
-    constants: dict[str, Any] = {"STAGES": config.stages, "SPLIT": split, "CODES": codes}
+    constants: dict[str, Any] = {"STAGES": config.stages, "CODES": codes}
+    constants |= {"SPLIT": split, "SHARES": shares}
     absent = ([] if zeros else ["zero_desc"]) + ([] if group else ["scale_desc"])
     absent += [] if rest else ["rest_desc", "rest_out_desc"]
     compiled = compile_kernel(
@@ -357,17 +364,20 @@ def rows_bytes(
     return compiled
 
 
-def rows(capability: int, kind: str = "fp8e4nv", most: int = 128) -> Compiled:
+def rows(
+    capability: int, kind: str = "fp8e4nv", most: int = 128, split: int = 4
+) -> Compiled:  # fmt: skip
     """The product of 65 to 128 rows with weights in eight bits."""
+    shares = shares_of(split, most, 1, 132)
     codes = f"tensordesc<{kind}[{{}}, 128],{tile_layout(1)!r}>"
     types = {
         "x_desc": codes.format(most), "w_desc": codes.format(128),
-        "out_desc": f"tensordesc<bf16[{most}, 128],{tile_layout(2)!r}>", "bias_ptr": BF16,
+        "out_desc": f"tensordesc<bf16[{most // shares}, 128],{tile_layout(2)!r}>", "bias_ptr": BF16,
         **dict.fromkeys(["x_scale_ptr", "w_scale_ptr", "partial_ptr"], "*fp32"),
-        "counter_ptr": INTS, **dict.fromkeys(["M", "N", "K"], "i32"),
+        "arrival_ptr": INTS, **dict.fromkeys(["M", "N", "K"], "i32"),
     }  # fmt: skip
     every = 8 if kind == "fp8e4nv" else 0  # sums of bytes are exact
-    constants = {"STAGES": 3, "TILES": 1, "SPLIT": 4, "EVERY": every}
+    constants = {"STAGES": 3, "TILES": 1, "SPLIT": split, "SHARES": shares, "EVERY": every}
     return compile_kernel(
         hopper_fp8_gemm_kernel, types, constants, capability, num_warps=8, launch_pdl=True
     )
@@ -379,10 +389,10 @@ def rows_in_order(capability: int) -> Compiled:
     types = {
         "x_desc": tiles.format(128, layout), "w_desc": tiles.format(64, layout),
         "out_desc": tiles.format(128, layout), "bias_ptr": BF16,
-        "partial_ptr": "*fp32", "counter_ptr": INTS, **dict.fromkeys(["M", "N", "K"], "i32"),
+        "partial_ptr": "*fp32", "arrival_ptr": INTS, **dict.fromkeys(["M", "N", "K"], "i32"),
     }  # fmt: skip
     constants: dict[str, Any] = {"x_scale_ptr": None, "w_scale_ptr": None}
-    constants |= {"STAGES": 4, "TILES": 1, "SPLIT": 1, "EVERY": 0}
+    constants |= {"STAGES": 4, "TILES": 1, "SPLIT": 1, "SHARES": 1, "EVERY": 0}
     return compile_kernel(
         hopper_fp8_gemm_kernel, types, constants, capability, num_warps=4, launch_pdl=True
     )
@@ -777,6 +787,7 @@ KERNELS = {
     "ring_int8": functools.partial(ring, kind="i8"),
     "skinny_int8": functools.partial(skinny, weight_format="codes", codes="i8"),
     "rows": rows,
+    "rows_thirds": functools.partial(rows, split=3),
     "rows_int8": functools.partial(rows, kind="i8"),
     "rows_int8_most": functools.partial(rows, kind="i8", most=256),
     "rows_in_order": rows_in_order,

@@ -22,7 +22,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Ho
 DEVICE = torch.device("cuda", 0)
 CONFIGS = [
     RingConfig(64, 2, tiles=2),
+    RingConfig(64, 3, split=2),
     RingConfig(64, 3, split=3),
+    RingConfig(64, 2, split=4, tiles=2),
     RingConfig(128, 4, split=8, warps=8),
 ]
 SHAPES = [(96, 272), (208, 1040), (4096, 2064)]
@@ -56,7 +58,26 @@ def test_gemms_equal_float32(m: int, config: RingConfig, monkeypatch: pytest.Mon
         ]
         assert torch.equal(*outs)
         assert (outs[0].float() - exact).norm() < 5e-3 * exact.norm()
-        assert not space.counters.any()
+        assert not (space.arrivals % 256).any()
+
+
+@pytest.mark.parametrize("m", [40, 64, 100, 128, 200, 256])
+@pytest.mark.parametrize("split", [2, 4, 8])
+def test_shared_sums_are_those_that_the_last_program_adds_up(
+    m: int, split: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, in launches of other splits and of other kernels behind each other."""
+    x = quantize_rows(normal(m, 4096, dtype=torch.bfloat16).to(DEVICE))
+    weight = normal(1000, 4096, dtype=torch.float32).to(DEVICE, FP8)
+    scale, config = torch.rand(1000, device=DEVICE), RingConfig(64, 2, split=split)
+    others = [RingConfig(64, 2, split=each) for each in (2, 3, 4, 8)]
+    shared = []
+    for other in 5 * others:
+        multiply_rows(x, weight, scale, None, other)
+        shared.append(multiply_rows(x, weight, scale, None, config))
+    monkeypatch.setattr(hopper_fp8_gemm, "shares_of", lambda *_: 1)
+    alone = multiply_rows(x, weight, scale, None, config)
+    assert all(torch.equal(each, alone) for each in shared)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 64, 128])

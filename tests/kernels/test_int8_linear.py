@@ -210,4 +210,4 @@ def test_any_number_of_rows_on_a_hopper(rows: int, n: int, k: int) -> None:
     exact = (rounded.codes.double() * rounded.scale) @ numbers_of(weight).T + bias.double()
     out = INT8.linear(rounded, weight, bias)
     assert error_of(out, exact) < 4e-3
-    assert not workspace(DEVICE).counters.any()
+    assert not (workspace(DEVICE).arrivals % 256).any()

@@ -195,6 +195,7 @@ def test_sizes_may_be_listed_for_each_layer(tmp_path: Path) -> None:
         (llama(llama__attention__head_count_kv=[0, 0]), "head_count_kv is 0, no integer from 1"),
         (llama(llama__attention__head_count=[]), "head_count differs between layers"),
         (llama(llama__attention__value_length=8), "value_length is 8, not 32 as of keys"),
+        (llama(llama__rope__dimension_count=16), "is 16, but this architecture rotates all 32 dim"),
         (llama(llama__context_length="long"), "context_length is 'long', no integer"),
         (llama(llama__rope__scaling__type="mystery"), "type is 'mystery' here, which is not"),
         ({}, "general.architecture is missing"),

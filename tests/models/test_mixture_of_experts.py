@@ -88,9 +88,12 @@ def test_it_is_refused_by_name_where_it_is_not_computed(folder: Path) -> None:
     ("changes", "words"),
     [
         ({"num_local_experts": None}, "num_local_experts is missing"),
-        ({"num_experts_per_tok": 8}, "num_experts_per_tok must be an integer between 1 and 7"),
+        (
+            {"num_experts_per_tok": 8},
+            "num_experts_per_tok is 8; set it to an integer between 1 and 7",
+        ),
         ({"mlp_only_layers": [0.5]}, "mlp_only_layers must be a list of layers' numbers"),
-        ({"decoder_sparse_step": 0}, "decoder_sparse_step must be an integer"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0; set it to an integer"),
     ],
 )
 def test_wrong_sizes_are_refused_by_their_key(

@@ -98,7 +98,7 @@ def test_joins_text_parts() -> None:
     assert prepare({"role": "user", "content": parts})["content"] == "one\ntwo"
 
 
-@pytest.mark.parametrize("arguments", ["[]", '"{}"', "1", "null", "true", [1], 1])
+@pytest.mark.parametrize("arguments", ["[]", '"{}"', "1", "null", "true", [1], 1, [], 0, False])
 def test_arguments_are_an_object(arguments: object) -> None:
     """Also in Python, where they need no text: templates read them by their names."""
     call = {"function": {"name": "f", "arguments": arguments}}

@@ -49,7 +49,11 @@ def test_damaged_tokenizer(tmp_path: Path, content: bytes) -> None:
     ids=["open", "list", "bytes", "nested", "number", "surrogate"],
 )
 @pytest.mark.parametrize(
-    "name", ["tokenizer_config.json", "special_tokens_map.json", "chat_template.json"]
+    "name",
+    [
+        *("tokenizer_config.json", "special_tokens_map.json"),
+        *("added_tokens.json", "chat_template.json"),
+    ],
 )
 def test_damaged_settings(write: WriteFolder, name: str, content: bytes) -> None:
     folder = write()
@@ -147,6 +151,28 @@ def test_tokens_that_only_the_settings_list(write: WriteFolder) -> None:
     )
     assert tokenizer.is_special(size)
     assert not tokenizer.is_special(size + 1)
+
+
+def test_older_folders_list_added_tokens_in_a_file(write: WriteFolder) -> None:
+    size = Tokenizer.from_folder(write()).vocab_size
+    folder = write(eos_token="<stop>")
+    (folder / "added_tokens.json").write_text(json.dumps({"<tool>": size + 1, "<stop>": size}))
+    tokenizer, oracle = (
+        Tokenizer.from_folder(folder),
+        PreTrainedTokenizerFast.from_pretrained(folder),
+    )
+    text = "a<stop> b<tool> c"
+    assert tokenizer.encode(text, parse_special=True) == oracle.encode(text)
+    assert tokenizer.eos_token_id == oracle.eos_token_id == size
+    assert [tokenizer.is_special(size + number) for number in (0, 1)] == [True, False]
+
+
+@pytest.mark.parametrize("content", [{"<tool>": "1"}, {"<tool>": None}, {"<tool>": True}])
+def test_malformed_added_tokens(write: WriteFolder, content: object) -> None:
+    folder = write()
+    (folder / "added_tokens.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"added_tokens\.json must be a map of tokens to ids"):
+        Tokenizer.from_folder(folder)
 
 
 def test_a_listed_token_with_another_id(write: WriteFolder) -> None:

@@ -17,6 +17,7 @@ from quire.hub import hub_name
 from quire.model_folder import named_path
 from quire.models.prepared.prepared_files import (
     UNFINISHED,
+    dtype_of,
     is_outdated,
     other_processor,
     prepared_folder,
@@ -113,7 +114,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def listing(files: Sequence[Path], sizes: Sequence[int], width: int | None) -> Iterator[str]:
-    """One line for each file: size, days since the last use, model, quantization, file name.
+    """One line for each file: size, days since the last use, model, data type, quantization, file.
 
     width: columns of a line, for which paths lose their start, and names of files are left out;
     None: all of both.
@@ -123,8 +124,8 @@ def listing(files: Sequence[Path], sizes: Sequence[int], width: int | None) -> I
         source = "unfinished" if file.suffix == UNFINISHED else source_of(file)
         model = str(named_path(Path(source))) if source else "unknown"
         start = f"{_size(size):>10}  {days:5.1f} days"
-        end = f"  {quantization}" if (quantization := quantization_of(file)) else ""
-        end += _mark(file)
+        made = (dtype_of(file), quantization_of(file), _mark(file))
+        end = "".join(f"  {text}" for text in made if text)
         if width is None:
             yield f"{start}  {model}{end}  {file.name}"
         else:
@@ -148,11 +149,11 @@ def _is_selected(file: Path, args: Namespace) -> bool:
 def _mark(file: Path) -> str:
     """A word on a file that no start here will use, and why; or ""."""
     if processor := other_processor(file):
-        return f"  (for {processor})"
+        return f"(for {processor})"
     source = source_of(file)
     if os.path.isabs(source) and not os.path.exists(source):
-        return "  (gone)"
-    return "  (outdated)" if is_outdated(file) else ""
+        return "(gone)"
+    return "(outdated)" if is_outdated(file) else ""
 
 
 def _is_of(file: Path, given: str) -> bool:

@@ -145,7 +145,9 @@ def _with_parsed(call: dict[str, Any], where: str) -> dict[str, Any]:
     function, field = call.get("function"), f"{where}.function.arguments"
     if not isinstance(function, dict) or "arguments" not in function:
         return call
-    arguments = function["arguments"] or "{}"
+    arguments = function["arguments"]
+    if arguments is None or arguments == "":
+        arguments = {}
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)

@@ -92,9 +92,9 @@ class Tokenizer:
     def from_folder(cls, path: Path, template: tuple[str, str] | None = None) -> Tokenizer:
         """Load the tokenizer of a model's folder. template: as (origin, source), in place of its.
 
-        Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json and the chat template
-        from chat_template.jinja, additional_chat_templates/, chat_template.json or
-        tokenizer_config.json. Raises CheckpointError, which names the file and the fix.
+        Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, added_tokens.json and
+        the chat template from chat_template.jinja, additional_chat_templates/, chat_template.json
+        or tokenizer_config.json. Raises CheckpointError, which names the file and the fix.
         """
         path = Path(path)
         backend = read_backend(path)

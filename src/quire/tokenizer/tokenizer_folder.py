@@ -1,7 +1,8 @@
 """Reader of a tokenizer's files in a model's folder: reads and checks them, keeps nothing.
 
-tokenizer.json is the tokenizer itself, tokenizer_config.json (with special_tokens_map.json in
-older folders) names the special tokens, and the chat template is in one of four files.
+tokenizer.json is the tokenizer itself, tokenizer_config.json (with special_tokens_map.json and
+added_tokens.json in older folders) names the special and added tokens, and the chat template is in
+one of four files.
 """
 
 from __future__ import annotations
@@ -77,11 +78,21 @@ def _how_to_get_one(folder: Path) -> str:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json; special_tokens_map.json on top in folders of the older kind."""
+    """tokenizer_config.json; in folders of the older kind, with what two more files say."""
     settings = _read_object(folder / "tokenizer_config.json")
     if "added_tokens_decoder" in settings:
         return settings
-    return settings | _read_object(folder / "special_tokens_map.json")
+    settings |= _read_object(folder / "special_tokens_map.json")
+    path = folder / "added_tokens.json"
+    added = _read_object(path)
+    if not all(type(token_id) is int for token_id in added.values()):
+        raise CheckpointError(f"{path} must be a map of tokens to ids; download it again")
+    special = {flags["content"] for flags, _ in _special_tokens(settings)}
+    listed = {
+        token_id: {"content": text, "special": text in special, "normalized": text not in special}
+        for text, token_id in added.items()
+    }
+    return settings | {"added_tokens_decoder": listed}
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -169,8 +180,9 @@ def _add_token(backend: tokenizers.Tokenizer, token_id: int, flags: dict[str, An
     backend.add_tokens([AddedToken(flags["content"], **options)])
     if backend.token_to_id(flags["content"]) != token_id:
         raise CheckpointError(
-            f"tokenizer_config.json: {flags['content']!r} has id {token_id} there, but "
-            f"{backend.token_to_id(flags['content'])} after tokenizer.json; download both again"
+            f"tokenizer_config.json (or added_tokens.json): {flags['content']!r} has id {token_id} "
+            f"there, but {backend.token_to_id(flags['content'])} after tokenizer.json; download "
+            "both again, or remove the token from the first"
         )
 
 

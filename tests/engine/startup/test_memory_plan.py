@@ -117,6 +117,19 @@ def test_fp8_that_is_not_multiplied_has_memory_for_numbers(monkeypatch: pytest.M
         assert found.graphs - plain.graphs == 6 * numbers
 
 
+@pytest.mark.parametrize("quantization", ["fp8", "int8"])
+def test_a_float32_model_has_memory_for_a_whole_weight_of_bytes(
+    quantization: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twins that compute it make float32 of all codes."""
+    monkeypatch.setattr(footprint, "driver_capability", lambda: (9, 0))
+    for is_invariant, most in ((False, 128_256 * 4096 * 4), (True, 0)):
+        options = {"device": "cuda", "dtype": "float32", "batch_invariant": is_invariant}
+        found, plain = plan_8b(100, quantization=quantization, **options), plan_8b(100, **options)
+        assert found.workspace - plain.workspace == most
+        assert found.graphs - plain.graphs == most
+
+
 @pytest.mark.parametrize(
     ("capability", "options", "dequantizes"),
     [

@@ -27,7 +27,7 @@ from quantized_checkpoints import DOWN, Change
         ("awq", configure(quant_method="gptq"), r"quantized by gptq; missing: .*qweight"),
         ("awq", configure(quant_method="aqlm"), r"quant_method is 'aqlm', which is not read; take"),
         ("awq", configure(modules_to_not_convert=[]), rf"missing: {DOWN}.qweight"),
-        ("awq", configure(modules_to_not_convert="x"), r"must be a list of strings"),
+        ("awq", configure(modules_to_not_convert="x"), r"set it to a list of strings"),
         (
             "awq",
             spoil("scales"),

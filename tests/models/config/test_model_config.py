@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+import transformers
 from checkpoints import CASES
 from harness import load_folder
 
 from quire.errors import CheckpointError
-from quire.layers.rope_scale import attention_factor
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.registry import ARCHITECTURES, FAMILIES
 
@@ -71,9 +73,8 @@ def test_soft_caps_are_given_or_null(tmp_path: Path) -> None:
     found = read(tmp_path, **GEMMA2)
     assert (found.attention_soft_cap, found.logit_soft_cap) == (50.0, None)
     assert found.attention_scale == 1 / 16
-    for key in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"):
-        with pytest.raises(CheckpointError, match=f"{key} is missing"):
-            read(tmp_path, **GEMMA2 | {key: ...})
+    missing = read(tmp_path, **GEMMA2 | {"final_logit_softcapping": ...})
+    assert missing.logit_soft_cap == 30.0
 
 
 def test_reads_the_older_spelling(tmp_path: Path) -> None:
@@ -119,6 +120,80 @@ def test_defaults_of_left_out_keys(tmp_path: Path) -> None:
     assert (model_config.num_kv_heads, model_config.head_dim) == (32, 64)
     assert (model_config.rope.kind, model_config.rope.theta) == ("default", 10000.0)
     assert (model_config.dtype, model_config.eos_token_ids) == ("float32", ())
+
+
+SIZES = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 31,  # so that some are above Qwen's max_window_layers
+    "num_attention_heads": 32,
+    "intermediate_size": 768,
+    "vocab_size": 512,
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [{}, {"use_sliding_window": True}, {"rope_scaling": {"rope_type": "yarn", "factor": 8.0}}],
+    ids=["none", "windows", "yarn"],
+)
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_left_out_keys_are_those_of_transformers(
+    tmp_path: Path, architecture: str, switches: dict[str, Any]
+) -> None:
+    """A config with the sizes alone means what its class of transformers makes of it."""
+    family = ARCHITECTURES[architecture]
+    if family.name == "phi3":
+        switches = {key: value for key, value in switches.items() if key != "rope_scaling"}
+    given = SIZES | (EXPERTS if family.name == "qwen3_moe" else {}) | switches
+    given["architectures"] = [architecture]
+    whole = transformers.AutoConfig.for_model(family.name, **copy.deepcopy(given)).to_dict()
+    found = {}
+    for name, values in (("sizes", given), ("whole", whole)):
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        found[name] = msgspec.structs.replace(
+            ModelConfig.from_folder(tmp_path),  # tokens: the tokenizer's are better than a guess
+            bos_token_id=None,
+            eos_token_ids=(),
+        )
+    assert found["sizes"] == found["whole"]
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_the_trained_length_beside_the_rope_section_wins(tmp_path: Path, beside: bool) -> None:
+    """As in transformers."""
+    rope = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+    given = SIZES | {"rope_parameters": rope}
+    if beside:
+        given["original_max_position_embeddings"] = 128
+    config = transformers.LlamaConfig(**copy.deepcopy(given))
+    config.standardize_rope_params()
+    trained = config.rope_parameters["original_max_position_embeddings"]
+    (tmp_path / "config.json").write_text(
+        json.dumps(given | {"architectures": ["LlamaForCausalLM"]})
+    )
+    assert ModelConfig.from_folder(tmp_path).rope.original_max_position == trained
+
+
+@pytest.mark.parametrize("kind", ["default", "linear"])
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_a_partial_rotary_factor_is_refused_where_whole_heads_are_rotated(
+    tmp_path: Path, architecture: str, kind: str
+) -> None:
+    """transformers ignores the key with the default kind, and fails with others."""
+    given = {"architectures": [architecture], "num_experts": 4, "num_experts_per_tok": 2}
+    given |= {"moe_intermediate_size": 8, "rope_scaling": ...}
+    section = {"rope_theta": 1e4, "rope_type": kind, "factor": 2.0}
+    for where in (
+        {"rope_parameters": section | {"partial_rotary_factor": 0.5}},
+        {"rope_parameters": section, "partial_rotary_factor": 0.5},
+    ):
+        if ARCHITECTURES[architecture].has_partial_rotary:
+            assert read(tmp_path, **given, **where).rope.rotary_dim == 32
+            continue
+        with pytest.raises(CheckpointError, match=r"partial_rotary_factor is 0\.5, but layers of"):
+            read(tmp_path, **given, **where)
+        read(tmp_path, **given, **json.loads(json.dumps(where).replace("0.5", "1.0")))
 
 
 @pytest.mark.parametrize(
@@ -170,11 +245,12 @@ def test_phi3_keeps_its_trained_length_beside_the_rope_section(tmp_path: Path) -
     assert (rope.kind, rope.original_max_position, rope.max_position) == ("longrope", 4096, 131072)
 
 
-def test_an_mscale_of_zero_is_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["mscale", "mscale_all_dim", "beta_fast", "beta_slow"])
+def test_a_number_of_yarn_that_is_zero_is_none(tmp_path: Path, key: str) -> None:
     """As in transformers."""
     scaling = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
-    zero = read(tmp_path, rope_scaling=scaling | {"mscale": 0.7, "mscale_all_dim": 0.0}).rope
-    assert attention_factor(zero) == attention_factor(read(tmp_path, rope_scaling=scaling).rope)
+    zero = read(tmp_path, rope_scaling=scaling | {key: 0.0}).rope
+    assert zero == read(tmp_path, rope_scaling=scaling).rope
 
 
 @pytest.mark.parametrize(
@@ -189,32 +265,39 @@ def test_an_mscale_of_zero_is_none(tmp_path: Path) -> None:
         ({"hidden_size": ...}, "hidden_size is missing"),
         (
             {"hidden_size": "2048"},
-            "hidden_size must be an integer between 1 and 1048576, not '2048'",
+            "hidden_size is '2048'; set it to an integer between 1 and 1048576",
         ),
         (
             {"hidden_size": 2048.0},
-            "hidden_size must be an integer between 1 and 1048576, not 2048.0",
+            "hidden_size is 2048.0; set it to an integer between 1 and 1048576",
         ),
-        ({"hidden_size": True}, "hidden_size must be an integer between 1 and 1048576, not True"),
+        ({"hidden_size": True}, "hidden_size is True; set it to an integer between 1 and 1048576"),
         (
             {"num_hidden_layers": 0},
-            "num_hidden_layers must be an integer between 1 and 1024, not 0",
+            "num_hidden_layers is 0; set it to an integer between 1 and 1024",
         ),
-        ({"num_hidden_layers": 10**9}, "must be an integer between 1 and 1024"),
+        ({"num_hidden_layers": 10**9}, "set it to an integer between 1 and 1024"),
         ({"num_key_value_heads": 5}, "num_key_value_heads is 5, which does not divide"),
         ({"head_dim": None, "num_attention_heads": 24}, "does not divide hidden_size (2048)"),
-        ({"head_dim": 63}, "partial_rotary_factor rotates 63 of 63 dimensions"),
-        ({"partial_rotary_factor": 1.5}, "rotates 96 of 64 dimensions"),
-        ({"rms_norm_eps": 0}, "rms_norm_eps must be a finite number > 0, not 0"),
-        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a finite number > 0, not nan"),
-        ({"rms_norm_eps": 10**400}, "must be a finite number"),
-        ({"rope_theta": 1e-300}, "rope_theta must be a finite number > 0, not 1e-300"),
+        ({"head_dim": 63}, "head_dim is 63, which is odd; take another model"),
+        (
+            {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 1.5},
+            "partial_rotary_factor rotates 96 of 64 dimensions; set a factor",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": 2}},
+            "rope_scaling.short_factor is a list of 1; set it to a list of 32 numbers",
+        ),
+        ({"rms_norm_eps": 0}, "rms_norm_eps is 0; set it to a finite number > 0"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan; set it to a finite number > 0"),
+        ({"rms_norm_eps": 10**400}, "set it to a finite number"),
+        ({"rope_theta": 1e-300}, "rope_theta is 1e-300; set it to a finite number > 0"),
         ({"rope_theta": 1}, "rope_theta must be above 1, not 1.0"),
         (
             {"rope_scaling": LLAMA_1B["rope_scaling"] | {"original_max_position_embeddings": 1}},
-            "original_max_position_embeddings must be an integer between 2 and",
+            "original_max_position_embeddings is 1; set it to an integer between 2 and",
         ),
-        ({"rope_theta": "big"}, "rope_theta must be a number, not 'big'"),
+        ({"rope_theta": "big"}, "rope_theta is 'big'; set it to a finite number > 0"),
         ({"rope_scaling": {"rope_type": "mrope"}}, "rope_scaling.rope_type is 'mrope'; supported"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is missing"),
         (
@@ -227,10 +310,10 @@ def test_an_mscale_of_zero_is_none(tmp_path: Path) -> None:
         ),
         ({"rope_scaling": "yarn"}, "rope_scaling must be an object, not 'yarn'"),
         ({"rope_scaling": LLAMA_1B["rope_scaling"] | {"low_freq_factor": 4.0}}, "must differ"),
-        ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false, not 1"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1; set it to true or false"),
         (
             {"eos_token_id": [-1]},
-            "eos_token_id must be a token id or a list of token ids, not [-1]",
+            "eos_token_id is [-1]; set it to a token id or a list of token ids",
         ),
         ({"is_causal": False}, "is_causal is false, but every layer here looks back only"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is true, but every"),

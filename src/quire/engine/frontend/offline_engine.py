@@ -7,6 +7,7 @@ Calls from several threads run one after another.
 from __future__ import annotations
 
 import gc
+import reprlib
 import sys
 import threading
 import time
@@ -28,7 +29,7 @@ from quire.engine.frontend.prompt_encoding import USUAL_ENCODING, Encoding, Prom
 from quire.engine.frontend.prompt_options import refuse_unknown
 from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.engine.startup.start_engine import start_engine
-from quire.errors import ConfigError, InvalidRequestError, QuireError
+from quire.errors import ConfigError, InvalidRequestError, QuireError, invalid_value
 from quire.processes import interrupted
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -177,6 +178,10 @@ class OfflineEngine:
         on_output: gets each part of an answer as it comes; there is no progress bar then.
         on_answer: gets each result in the order of the prompts, once those before it have ended.
         """
+        for name, callback in (("on_output", on_output), ("on_answer", on_answer)):
+            if callback is not None and not callable(callback):
+                problem = f"must be a function that takes a result, not {reprlib.repr(callback)}"
+                raise invalid_value(name, problem)
         self._awake()
         prepared, refused, ids = list[PreparedRequest](), dict[str, RequestOutput](), list[str]()
         for index, (item, params) in enumerate(items):

@@ -117,8 +117,8 @@ def dequantized_bytes(config: EngineConfig, model_config: ModelConfig) -> int:
     """Bytes of the numbers that a GEMM on a GPU makes of a weight whose codes it does not multiply.
 
     Those are codes beside 16-bit activations, and FP8 where neither the GPU nor the library
-    multiplies it. Of a whole weight where results may not depend on the batch; else some rows at a
-    time.
+    multiplies it. Of a whole weight where results may not depend on the batch, and of a byte's in
+    float32, which the plain twins compute; else some rows at a time.
     """
     dtype, most = choose_dtype(config, model_config), 0
     item = DTYPES[dtype].num_bytes
@@ -128,6 +128,8 @@ def dequantized_bytes(config: EngineConfig, model_config: ModelConfig) -> int:
             piece = PIECE_BYTES if chosen.codes_per_byte > 1 else BYTE_PIECE_BYTES
             whole = linear.n * linear.k * item
             most = max(most, whole if config.device.batch_invariant else min(whole, piece))
+        elif dtype == "float32" and not config.device.batch_invariant:
+            most = max(most, linear.n * linear.k * item)
         elif chosen.spec.codes.startswith("fp8") and not config.device.batch_invariant:
             rounds = in_fp8 and chosen.spec.codes == "fp8" and dtype == "bfloat16"
             if not rounds or linear.n % 16 or linear.k % 16:

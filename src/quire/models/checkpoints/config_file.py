@@ -5,20 +5,34 @@ Owns the words of the errors: the file, the key, what is wrong and what would be
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from quire.errors import CheckpointError
 from quire.model_folder import named_file, read_json
 
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
 
 class ConfigFile:
-    """The top-level object of a JSON file, or an object inside of it (`where` then says which)."""
+    """The top-level object of a JSON file, or an object inside of it (`where` then says which).
 
-    def __init__(self, path: Path, values: dict[str, Any], where: str = "") -> None:
+    defaults: values of keys that are missing, or null where a null says nothing.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        values: dict[str, Any],
+        where: str = "",
+        defaults: Mapping[str, Any] = _NONE,
+    ) -> None:
         self.path = path
         self.values = values
         self.where = where
+        self.defaults = defaults
 
     @classmethod
     def read(cls, path: Path) -> ConfigFile:
@@ -50,6 +64,10 @@ class ConfigFile:
         """The raw value, None where it is missing or null."""
         return self.values.get(key)
 
+    def get_nullable(self, key: str) -> Any:
+        """The raw value, the default where it is missing; a null says that there is none."""
+        return self.values.get(key, self.defaults.get(key))
+
     def section(self, key: str) -> ConfigFile | None:
         """An object inside this one, None where it is missing, null or empty."""
         value = self.get(key)
@@ -65,32 +83,29 @@ class ConfigFile:
         """A whole number in [low, high]; without a default the key is required."""
         value = self._value(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise self.wrong(key, f"must be an integer between {low} and {high}, not {value!r}")
+            raise self._wrong_value(key, value, f"an integer between {low} and {high}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number above 0 that float32 holds; without a default the key is required."""
         value = self._value(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self.wrong(key, f"must be a number, not {value!r}")
-        if not 1e-30 < value < 1e30:  # also refuses NaN
-            raise self.wrong(key, f"must be a finite number > 0, not {value!r}")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 1e-30 < value < 1e30:  # also refuses NaN
+            raise self._wrong_value(key, value, "a finite number > 0")
         return float(value)
 
-    def boolean(self, key: str, default: bool) -> bool:
-        """A value that must be true or false."""
-        value = self.get(key)
-        if value is None:
-            return default
+    def boolean(self, key: str, default: bool | None = None) -> bool:
+        """True or false; without a default the key is required."""
+        value = self._value(key, default)
         if not isinstance(value, bool):
-            raise self.wrong(key, f"must be true or false, not {value!r}")
+            raise self._wrong_value(key, value, "true or false")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
         """A string; without a default the key is required."""
         value = self._value(key, default)
         if not isinstance(value, str):
-            raise self.wrong(key, f"must be a string, not {value!r}")
+            raise self._wrong_value(key, value, "a string")
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
@@ -98,7 +113,7 @@ class ConfigFile:
         value = self.get(key)
         texts = [] if value is None else value
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise self.wrong(key, f"is {value!r}; it must be a list of strings")
+            raise self._wrong_value(key, value, "a list of strings")
         return tuple(texts)
 
     def token_ids(self, key: str) -> list[int]:
@@ -106,22 +121,28 @@ class ConfigFile:
         value = self.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-            raise self.wrong(key, f"must be a token id or a list of token ids, not {value!r}")
+            raise self._wrong_value(key, value, "a token id or a list of token ids")
         return ids
 
     def numbers(self, key: str, length: int) -> tuple[float, ...]:
         """A list of `length` finite numbers above 0."""
         value = self.get(key)
         if not isinstance(value, list) or len(value) != length:
-            raise self.wrong(key, f"must be a list of {length} numbers")
+            found = f"a list of {len(value)}" if isinstance(value, list) else repr(value)
+            raise self.wrong(key, f"is {found}; set it to a list of {length} numbers")
         for item in value:
             if not isinstance(item, int | float) or isinstance(item, bool) or not 0 < item < 1e30:
-                raise self.wrong(key, f"must have numbers > 0, not {item!r}")
+                raise self.wrong(key, f"has {item!r}; set it to a list of numbers > 0")
         return tuple(float(item) for item in value)
 
     def _value(self, key: str, default: Any) -> Any:
         """A key's value, or the default; without one the key is required."""
         value = self.get(key)
-        if value is None and (value := default) is None:
+        if value is None:
+            value = self.defaults.get(key, default)
+        if value is None:
             raise self.wrong(key, "is missing; use the config file of the original checkpoint")
         return value
+
+    def _wrong_value(self, key: str, value: object, right: str) -> CheckpointError:
+        return self.wrong(key, f"is {value!r}; set it to {right}")

@@ -31,7 +31,7 @@ def read_family(config: ConfigFile) -> tuple[str, Family]:
 def read_activation(config: ConfigFile, family: Family) -> Activation:
     """The MLP's activation, one that the family may have."""
     known = dict(family.activations)
-    name = config.text(family.activation_key, next(iter(known)))
+    name = config.text(family.activation_key)
     if name not in known:
         supported = " or ".join(repr(each) for each in known)
         raise config.wrong(
@@ -53,35 +53,37 @@ def refuse_unsupported(config: ConfigFile) -> None:
 
 def read_bias(config: ConfigFile, rule: BiasRule) -> bool:
     """Whether linear layers have biases, from config.json."""
-    return config.boolean(rule, False) if isinstance(rule, str) else rule
+    return config.boolean(rule) if isinstance(rule, str) else rule
 
 
 def read_optional(config: ConfigFile, key: str | None) -> float | None:
-    """A number that may be null. key: None in families that do not have it."""
-    if key is None:
+    """A number; a null means that there is none. key: None in families that do not have it."""
+    if key is None or config.get_nullable(key) is None:
         return None
-    if key not in config.values:  # no default is safe: a null means that there is none
-        raise config.wrong(key, "is missing; set a number, or null for none")
-    return None if config.get(key) is None else config.number(key)
+    return config.number(key)
 
 
 def read_heads(config: ConfigFile, hidden_size: int) -> tuple[int, int, int]:
     """Heads of queries, heads of keys, and dimensions of a head."""
     num_heads = config.integer("num_attention_heads", high=2**14)
-    num_kv_heads = config.integer("num_key_value_heads", num_heads, high=2**14)
+    num_kv_heads = _size(config, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise config.wrong(
             "num_key_value_heads",
             f"is {num_kv_heads}, which does not divide num_attention_heads ({num_heads}); "
             "correct it",
         )
-    if config.get("head_dim") is None and hidden_size % num_heads:
+    if config.get_nullable("head_dim") is None and hidden_size % num_heads:
         raise config.wrong(
             "num_attention_heads",
             f"is {num_heads}, which does not divide hidden_size ({hidden_size}); set head_dim",
         )
-    head_dim = config.integer("head_dim", hidden_size // num_heads, high=2**14)
-    return num_heads, num_kv_heads, head_dim
+    return num_heads, num_kv_heads, _size(config, "head_dim", hidden_size // num_heads)
+
+
+def _size(config: ConfigFile, key: str, usual: int) -> int:
+    """A size of heads; where it is null, what follows from other sizes."""
+    return usual if config.get_nullable(key) is None else config.integer(key, high=2**14)
 
 
 def read_bos_token_id(config: ConfigFile) -> int | None:

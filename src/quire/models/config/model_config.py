@@ -111,6 +111,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """
         config = ConfigFile.read(path / "config.json")
         architecture, family = read_family(config)
+        config = ConfigFile(config.path, config.values, defaults=family.defaults)
         activation = read_activation(config, family)
         refuse_unsupported(config)
         hidden_size = config.integer("hidden_size", high=2**20)
@@ -127,12 +128,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             head_dim=head_dim,
             intermediate_size=config.integer("intermediate_size", high=2**22),
             vocab_size=config.integer("vocab_size", high=2**24),
-            max_position_embeddings=config.integer("max_position_embeddings", 2048),
-            rms_norm_eps=config.number("rms_norm_eps", family.rms_norm_eps),
-            rope=read_rope(config, head_dim),
+            max_position_embeddings=config.integer("max_position_embeddings"),
+            rms_norm_eps=config.number("rms_norm_eps"),
+            rope=read_rope(config, family, head_dim),
             sliding_windows=family.windows(config, num_layers),
             experts=family.experts(config, num_layers),
-            tie_word_embeddings=config.boolean("tie_word_embeddings", family.ties_embeddings),
+            tie_word_embeddings=config.boolean("tie_word_embeddings"),
             qkv_bias=read_bias(config, family.qkv_bias),
             output_bias=read_bias(config, family.output_bias),
             mlp_bias=read_bias(config, family.mlp_bias),

@@ -6,29 +6,22 @@ from typing import Any
 
 from quire.core.rope_settings import ROPE_KINDS, RopeSettings
 from quire.models.checkpoints.config_file import ConfigFile
+from quire.models.families.family import Family
 
 
-def read_rope(config: ConfigFile, head_dim: int) -> RopeSettings:
+def read_rope(config: ConfigFile, family: Family, head_dim: int) -> RopeSettings:
     """Read transformers 5's `rope_parameters`, or the older `rope_theta` with `rope_scaling`.
 
     Raises CheckpointError for a kind that is not known, and for what that kind lacks.
     """
     rope = _section(config)
-    kind = _kind(config, rope)
+    kind = _kind(config, rope, family)
     top = rope if rope.get("rope_theta") is not None else config
-    theta = top.number("rope_theta", 10000.0)
+    theta = top.number("rope_theta")
     if theta <= 1.0:  # whose logarithm, by which YaRN divides, is 0 or less
         raise top.wrong("rope_theta", f"must be above 1, not {theta}")
-    share = (rope if rope.get("partial_rotary_factor") is not None else config).number(
-        "partial_rotary_factor", 1.0
-    )
-    rotary_dim = int(head_dim * share)
-    if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
-        raise rope.wrong(
-            "partial_rotary_factor", f"rotates {rotary_dim} of {head_dim} dimensions; set a factor "
-            "that makes an even number of them"
-        )  # fmt: skip
-    max_position = config.integer("max_position_embeddings", 2048)
+    rotary_dim = _rotary_dim(config, rope, family, head_dim)
+    max_position = config.integer("max_position_embeddings")
     common: dict[str, Any] = {
         "kind": kind,
         "theta": theta,
@@ -36,6 +29,27 @@ def read_rope(config: ConfigFile, head_dim: int) -> RopeSettings:
         "max_position": max_position,
     }
     return RopeSettings(**common, **_specific(config, rope, kind, rotary_dim, max_position))
+
+
+def _rotary_dim(config: ConfigFile, rope: ConfigFile, family: Family, head_dim: int) -> int:
+    """Dimensions of a head that are rotated."""
+    key = "partial_rotary_factor"
+    part = rope if rope.get(key) is not None else config
+    share = part.number(key, 1.0)
+    if share != 1.0 and not family.has_partial_rotary:
+        raise part.wrong(
+            key, f"is {share}, but layers of {family.name} rotate whole heads (transformers "
+            "ignores the key, or fails); remove it, or take another model"
+        )  # fmt: skip
+    if share == 1.0 and head_dim % 2:
+        raise config.wrong("head_dim", f"is {head_dim}, which is odd; take another model")
+    rotary_dim = int(head_dim * share)
+    if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
+        raise part.wrong(
+            key, f"rotates {rotary_dim} of {head_dim} dimensions; set a factor that makes an even "
+            "number of them"
+        )  # fmt: skip
+    return rotary_dim
 
 
 def _section(config: ConfigFile) -> ConfigFile:
@@ -52,7 +66,7 @@ def _section(config: ConfigFile) -> ConfigFile:
     return new
 
 
-def _kind(config: ConfigFile, rope: ConfigFile) -> str:
+def _kind(config: ConfigFile, rope: ConfigFile, family: Family) -> str:
     if rope is config:
         return "default"
     inner = next((key for key, value in rope.values.items() if isinstance(value, dict)), None)
@@ -62,7 +76,7 @@ def _kind(config: ConfigFile, rope: ConfigFile) -> str:
             "another model"
         )  # fmt: skip
     kind = rope.text("rope_type", rope.text("type", "default"))
-    if config.get("model_type") == "phi3" and kind in ("su", "yarn"):
+    if family.name == "phi3" and kind in ("su", "yarn"):
         kind = "longrope"  # names that early Phi-3 files gave it
     if kind not in ROPE_KINDS:
         raise rope.wrong("rope_type", f"is {kind!r}; supported are {', '.join(ROPE_KINDS)}")
@@ -89,10 +103,10 @@ def _specific(
         found["factor"] = _optional(rope, "factor")
         found["attention_factor"] = _optional(rope, "attention_factor")
     if kind == "yarn":
-        for key in ("mscale", "mscale_all_dim"):  # 0: none, as in transformers
-            found[key] = None if rope.get(key) == 0 else _optional(rope, key)
-        found["beta_fast"] = rope.number("beta_fast", 32.0)
-        found["beta_slow"] = rope.number("beta_slow", 1.0)
+        for key in ("mscale", "mscale_all_dim"):
+            found[key] = _unless_zero(rope, key)
+        found["beta_fast"] = _unless_zero(rope, "beta_fast") or 32.0
+        found["beta_slow"] = _unless_zero(rope, "beta_slow") or 1.0
         found["truncate"] = rope.boolean("truncate", True)
     if kind == "longrope":
         found["short_factor"] = rope.numbers("short_factor", rotary_dim // 2)
@@ -101,11 +115,14 @@ def _specific(
 
 
 def _original(config: ConfigFile, rope: ConfigFile, max_position: int) -> int:
-    """The trained context; a value beside the rope section wins, as Phi-3 writes it there."""
+    """The trained context; a value beside the rope section wins, as in transformers."""
     key = "original_max_position_embeddings"
-    if config.get("model_type") == "phi3":
-        return config.integer(key, rope.integer(key, 4096), low=2)
-    return rope.integer(key, config.integer(key, max_position), low=2)
+    return config.integer(key, rope.integer(key, max_position, low=2), low=2)
+
+
+def _unless_zero(rope: ConfigFile, key: str) -> float | None:
+    """A number above 0; a 0 means that there is none, as in transformers."""
+    return None if rope.get(key) == 0 else _optional(rope, key)
 
 
 def _optional(rope: ConfigFile, key: str) -> float | None:

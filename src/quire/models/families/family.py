@@ -6,7 +6,9 @@ the modules for all of them are in llama.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -19,10 +21,26 @@ Windows = tuple[int | None, ...]
 BiasRule = bool | str
 
 
-def read_window(config: ConfigFile, default: int | None = 4096) -> int | None:
-    """The sliding window; a null means none, a missing key the family's default."""
-    window = config.values.get("sliding_window", default)
-    return None if window is None else config.integer("sliding_window", window)
+# What transformers takes for keys that config.json lacks. None: none, or from the other sizes.
+LLAMA_DEFAULTS: MappingProxyType[str, Any] = MappingProxyType(
+    {
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+)
+
+
+def read_window(config: ConfigFile) -> int | None:
+    """The sliding window; a null means none."""
+    window = config.get_nullable("sliding_window")
+    return None if window is None else config.integer("sliding_window")
 
 
 def no_windows(_: ConfigFile, num_layers: int) -> Windows:
@@ -44,13 +62,13 @@ def listed_windows(config: ConfigFile, window: int | None, num_layers: int) -> W
 
 def upper_layer_windows(config: ConfigFile, num_layers: int) -> Windows:
     """Qwen's rule: a switch, then a window by `layer_types` or from `max_window_layers` on."""
-    if not config.boolean("use_sliding_window", False):
+    if not config.boolean("use_sliding_window"):
         return no_windows(config, num_layers)
     window = read_window(config)
     listed = listed_windows(config, window, num_layers)
     if listed is not None:
         return listed
-    first = config.integer("max_window_layers", 28, low=0)
+    first = config.integer("max_window_layers", low=0)
     return tuple(window if i >= first else None for i in range(num_layers))
 
 
@@ -80,23 +98,26 @@ class NormNames(msgspec.Struct, frozen=True, kw_only=True):
 class Family(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of a family that its config files do not say, or say under keys of their own.
 
-    architectures: classes named in config.json; those that do not end in "ForCausalLM" have no
-    head, so they make embeddings and draw no tokens. windows: reads the window of each layer;
-    experts: the sizes of each layer's mixture of experts, None where its MLP is dense.
-    head_norms: queries and keys are normalised by head. has_fused_weights: checkpoints hold
-    qkv_proj and gate_up_proj as one weight each. rms_norm_eps: where config.json has none.
+    defaults: values of keys that config.json lacks, as those of its class in transformers.
+    Sizes of weights that all families have must be there. architectures: classes named in
+    config.json; those that do not end in "ForCausalLM" have no head, so they make embeddings
+    and draw no tokens. windows: reads the window of each layer; experts: the sizes of each
+    layer's mixture of experts, None where its MLP is dense. head_norms: queries and keys are
+    normalised by head. has_fused_weights: checkpoints hold qkv_proj and gate_up_proj as one
+    weight each. has_partial_rotary: a part of each head's dimensions may be rotated.
     activations: by their names in config.json. The keys of attention_scale (its value's inverse
     square root) and of soft caps are None where a family has no such key.
     """
 
     name: str
     architectures: tuple[str, ...]
+    defaults: Mapping[str, Any] = LLAMA_DEFAULTS
     qkv_bias: BiasRule = False
     output_bias: BiasRule = False
     mlp_bias: BiasRule = False
     head_norms: bool = False
     has_fused_weights: bool = False
-    rms_norm_eps: float = 1e-6
+    has_partial_rotary: bool = False
     windows: Callable[[ConfigFile, int], Windows] = no_windows
     experts: Callable[[ConfigFile, int], tuple[ExpertSizes | None, ...]] = no_experts
     norm_names: NormNames = NormNames()
@@ -104,7 +125,6 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     activation_key: str = "hidden_act"
     activations: tuple[tuple[str, Activation], ...] = (("silu", "silu"),)
     is_embedding_scaled: bool = False
-    ties_embeddings: bool = False
     attention_scale_key: str | None = None
     attention_soft_cap_key: str | None = None
     logit_soft_cap_key: str | None = None

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.families.family import ExpertSizes, Windows, read_window
+from quire.models.families.qwen2 import QWEN_DEFAULTS
 from quire.models.families.qwen3 import QWEN3
 
 
@@ -17,9 +18,9 @@ def _experts(config: ConfigFile, num_layers: int) -> tuple[ExpertSizes | None, .
         num_experts=num_experts,
         experts_per_token=config.integer("num_experts_per_tok", high=num_experts),
         intermediate_size=config.integer("moe_intermediate_size", high=2**22),
-        renormalize=config.boolean("norm_topk_prob", False),
+        renormalize=config.boolean("norm_topk_prob"),
     )
-    step = config.integer("decoder_sparse_step", 1)
+    step = config.integer("decoder_sparse_step")
     dense = config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
         raise config.wrong("mlp_only_layers", "must be a list of layers' numbers, or empty")
@@ -28,7 +29,7 @@ def _experts(config: ConfigFile, num_layers: int) -> tuple[ExpertSizes | None, .
 
 def _windows(config: ConfigFile, num_layers: int) -> Windows:
     """A switch, then one window for all layers."""
-    uses_window = config.boolean("use_sliding_window", False)
+    uses_window = config.boolean("use_sliding_window")
     return (read_window(config) if uses_window else None,) * num_layers
 
 
@@ -36,6 +37,8 @@ QWEN3_MOE = replace(
     QWEN3,
     name="qwen3_moe",
     architectures=("Qwen3MoeForCausalLM",),
+    defaults=QWEN_DEFAULTS
+    | {"num_key_value_heads": 4, "norm_topk_prob": False, "decoder_sparse_step": 1},
     windows=_windows,
     experts=_experts,
 )

@@ -31,6 +31,7 @@ LAYOUT = 9  # to be raised when a packed layout or its metadata changes, or how 
 FORMATS = "formats"  # JSON: module name → its weight's format, see quantization/stored_weight.py
 SOURCE = "source"  # the checkpoint's folder, or GGUF file
 _KEY = "key"  # JSON: what `checkpoint_key` had: the folder, quantization and its overrides
+_DTYPE = "dtype"  # name of the data type that the model runs in
 _PROCESSOR = "processor"  # the instruction set of the kernels that read it; "": of PyTorch's
 _SUFFIX = ".safetensors"
 UNFINISHED = ".tmp"  # the end of a file's name while it is written
@@ -83,12 +84,17 @@ def checkpoint_key(config: ModelSettings, path: Path) -> str:
     return digest_of((__version__, LAYOUT, str(path.resolve()), files, formats))
 
 
-def origin_of(config: ModelSettings, path: Path) -> dict[str, str]:
+def origin_of(config: ModelSettings, path: Path, dtype: str) -> dict[str, str]:
     """Entries of the metadata of a file for a checkpoint's folder: what it is made of."""
     source = (path / GGUF_LINK).resolve() if (path / GGUF_LINK).is_symlink() else path
     key = str(path.resolve()), config.quantization, config.quantization_overrides
     processor = native.instruction_set()
-    return {SOURCE: str(source.resolve()), _KEY: json.dumps(key), _PROCESSOR: processor}
+    return {
+        SOURCE: str(source.resolve()),
+        _KEY: json.dumps(key),
+        _DTYPE: dtype,
+        _PROCESSOR: processor,
+    }
 
 
 def is_outdated(file: Path) -> bool:
@@ -208,6 +214,11 @@ def quantization_of(file: Path) -> str:
         return ""
     text = " ".join(map(str, filter(None, (quantization, overrides))))
     return text if text.isprintable() else ""
+
+
+def dtype_of(file: Path) -> str:
+    """The data type of the model that a file was stored for; empty where it does not say."""
+    return _entry(file, _DTYPE) or ""
 
 
 def other_processor(file: Path) -> str:

@@ -76,10 +76,11 @@ def prepared_weights(
             torch.backends.cpu.get_cpu_capability(),
             is_emulated(dtype),
         )
-    file = prepared_file(config, model_config, path, dtype_name(dtype), without_kernels)
+    name = dtype_name(dtype)
+    file = prepared_file(config, model_config, path, name, without_kernels)
     if config.prepared_weights == "auto" and prepared_folder(config) is None:
         logger.warning("prepared weights are not stored: %s", NO_HOME)
-    return None if file is None else PreparedWeights(file, origin_of(config, path))
+    return None if file is None else PreparedWeights(file, origin_of(config, path, name))
 
 
 class PreparedWeights:

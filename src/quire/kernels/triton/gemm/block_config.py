@@ -51,7 +51,7 @@ def expected_us(m: int, n: int, k: int, num_sms: int, config: BlockConfig) -> fl
     us = full * (steps * max(alone, config.per_sm(k) * each) + START_US)
     if rest:
         us += steps * max(alone, math.ceil(rest / num_sms) * each) + START_US
-    return us + config.reduce_us
+    return us + config.reduce_us(m, num_sms)
 
 
 def block_configs(m: int, n: int, k: int) -> Iterator[BlockConfig]:

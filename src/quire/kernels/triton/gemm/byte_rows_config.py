@@ -37,7 +37,7 @@ class ByteRowsConfig(TileConfig):
 
 # microseconds of a step of 256 columns, by rows and outputs of a tile, on one H200
 STEP_US = {
-    (384, 128): 4.1, (320, 128): 3.45, (256, 128): 2.6, (192, 128): 2.4, (128, 128): 1.6,
+    (384, 128): 4.1, (320, 128): 3.45, (256, 128): 2.6, (192, 128): 2.4, (128, 128): 1.65,
     (128, 64): 0.95,
 }  # fmt: skip
 MOST_STAGES = 6
@@ -48,7 +48,7 @@ def expected_us(m: int, n: int, k: int, num_sms: int, config: ByteRowsConfig) ->
     """Microseconds that a config should take: rounds of programs, and the reduction of split K."""
     step_us = STEP_US[config.block_m, config.block_n]
     rounds = math.ceil(config.num_programs(m, n) / num_sms)
-    return rounds * (config.steps(k, 256) * step_us + START_US) + config.reduce_us
+    return rounds * (config.steps(k, 256) * step_us + START_US) + config.reduce_us(m, num_sms)
 
 
 def byte_rows_configs(m: int, n: int, k: int) -> Iterator[ByteRowsConfig]:

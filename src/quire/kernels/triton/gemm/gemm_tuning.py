@@ -17,6 +17,7 @@ from importlib import resources
 from typing import Any
 
 from quire.kernels.triton.gemm.int4_config import Int4Config
+from quire.kernels.triton.gemm.split_k_config import split_k_config
 from quire.kernels.triton.launch.gemm_config import (
     GemmConfig,
     RingConfig,
@@ -116,13 +117,20 @@ def library_is_faster(m: int, n: int, k: int, itemsize: int, num_sms: int, *, ho
 def fp8_gemm_config(m: int, n: int, k: int, num_sms: int) -> RingConfig | None:
     """The config for x [m, k] with more than 16 rows and W [n, k], both in FP8, on Hopper.
 
-    None: better left to the library, as all shapes with more than 128 rows are that nobody tuned.
+    None: better left to the library, as wide weights are with more than 128 rows.
     """
     m = max(m, 17)  # fewer rows that were rounded for another weight
+    if m > 256:
+        return None
+    split = split_k_config(m, n, k, num_sms)
+    if split is not None:
+        return split
+    if m > 128:
+        return RingConfig(64, 5) if math.ceil(n / 64) <= num_sms else None
     rows = _tuned_rows(m, n, k, 1, num_sms)
     if rows is not None:
         config = table().shapes[1, True][n, k][rows].config
-    elif m > 128 or library_is_expected_faster(m, n, k, num_sms):
+    elif library_is_expected_faster(m, n, k, num_sms):
         return None
     else:
         config = similar(m, n, k, 1, num_sms).config

@@ -35,7 +35,7 @@ class Int4RowsConfig(TileConfig):
 # of 256 rows and 128 outputs take twice as long as those of 64 outputs
 STEP_US = {
     (384, 64): 1.29, (320, 64): 1.13, (256, 64): 0.94, (192, 128): 1.62, (192, 64): 0.87,
-    (128, 128): 1.33, (128, 64): 0.75,
+    (128, 128): 1.28, (128, 64): 0.8,
 }  # fmt: skip
 START_US = 1.0  # of a program besides
 STORE_US = 1.2  # of a tile
@@ -46,7 +46,7 @@ def expected_us(m: int, n: int, k: int, num_sms: int, config: Int4RowsConfig) ->
     """Microseconds that a config should take: rounds of tiles, and the reduction of split K."""
     rounds = math.ceil(config.num_programs(m, n) / num_sms)
     steps_us = config.steps(k, 256) * STEP_US[config.block_m, config.block_n]
-    return START_US + rounds * (steps_us + STORE_US + config.reduce_us)
+    return START_US + rounds * (steps_us + STORE_US + config.reduce_us(m, num_sms))
 
 
 def int4_rows_configs(m: int, n: int, k: int) -> Iterator[Int4RowsConfig]:
@@ -58,8 +58,6 @@ def int4_rows_configs(m: int, n: int, k: int) -> Iterator[Int4RowsConfig]:
             tiles = math.ceil(n / block_n) * math.ceil(m / block_m)
             if split > 1 and tiles * split * block_n * block_m > NUM_PARTIALS:
                 break
-            if split > 1 and block_m > 320:
-                break  # there are no registers to add partial sums
             sizes = (Int4RowsConfig(block_m, block_n, stages, split)
                      for stages in range(MOST_STAGES, 1, -1))  # fmt: skip
             yield next(each for each in sizes if each.shared_memory <= SHARED_MEMORY)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from quire.kernels.triton.gemm.split_k_config import shares_of
+
 _OF_ALL, _RESERVED = 228 * 1024, 1024  # bytes of a multiprocessor's shared memory, and of a program
-REDUCE_US = 0.034 / 256  # of sums, for each row, output and part, in microseconds
+# microseconds of the reduction of split K, for each row and output: where the last program adds up
+# all parts, for each of them; where all do, twice their shares
+REDUCE_US, SHARED_US = 0.034 / 256, 0.041 / 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +35,16 @@ class TileConfig:
         """Programs for x [m, k] and W [n, k]."""
         return math.ceil(n / self.block_n) * math.ceil(m / self.block_m) * self.split
 
-    @property
-    def reduce_us(self) -> float:
+    def shares(self, m: int, num_sms: int) -> int:
+        """See `shares_of`, for x [m, k]; programs of the same outputs lie side by side."""
+        return shares_of(self.split, self.block_m, math.ceil(m / self.block_m), num_sms)
+
+    def reduce_us(self, m: int, num_sms: int) -> float:
         """Microseconds of the reduction of split K."""
-        return self.split * self.block_n * self.block_m * REDUCE_US if self.split > 1 else 0.0
+        sums, shares = self.block_n * self.block_m, self.shares(m, num_sms)
+        if shares > 1:
+            return 2 * (shares - 1) / shares * sums * SHARED_US
+        return self.split * sums * REDUCE_US if self.split > 1 else 0.0
 
 
 def fitting_programs(shared_memory: int) -> int:

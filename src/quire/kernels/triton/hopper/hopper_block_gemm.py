@@ -27,9 +27,10 @@ from quire.kernels.byte_operands import ByteWords
 from quire.kernels.operands import RoundedRows
 from quire.kernels.triton.gemm.block_config import BlockConfig
 from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
-from quire.kernels.triton.hopper.hopper_fp8_gemm import reduce_parts, store_rows
+from quire.kernels.triton.hopper.hopper_fp8_gemm import store_rows
 from quire.kernels.triton.hopper.hopper_gemm import tile_layout, tiles_of
 from quire.kernels.triton.hopper.hopper_gemm_ring import ask_weight, ring_of, sums_layout, sums_type
+from quire.kernels.triton.hopper.hopper_split_k import add_parts
 from quire.kernels.triton.launch.gluon_compat import barrier, fetch_box, seen_as
 from quire.kernels.triton.launch.row_memory import whole_boxes
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
@@ -46,13 +47,14 @@ def multiply_blocks(
     space = workspace(codes.device)
     sums = tiles * config.split * block_n * block_m
     assert config.split == 1 or (tiles <= NUM_COUNTERS and sums <= NUM_PARTIALS)
+    shares = config.shares(m, space.num_sms)
     out = torch.empty(m, n, dtype=torch.bfloat16, device=codes.device)
     hopper_block_gemm_kernel[(tiles * config.split,)](
         tiles_of(rows, block_m), tiles_of(codes, block_n),
-        TensorDescriptor.from_tensor(out, [block_m, block_n], tile_layout(2)),
-        x.scale, weight.scale, weight.row_scale, bias, space.partials, space.counters, m, n, k,
-        STAGES=config.stages, SPLIT=config.split, TABLE=config.table(k), num_warps=config.warps,
-        maxnreg=config.registers, launch_pdl=True,
+        TensorDescriptor.from_tensor(out, [block_m // shares, block_n], tile_layout(2)),
+        x.scale, weight.scale, weight.row_scale, bias, space.partials, space.arrivals, m, n, k,
+        STAGES=config.stages, SPLIT=config.split, SHARES=shares, TABLE=config.table(k),
+        num_warps=config.warps, maxnreg=config.registers, launch_pdl=True,
     )  # fmt: skip
     return out
 
@@ -60,14 +62,15 @@ def multiply_blocks(
 @gluon.jit(do_not_specialize=["M"])
 def hopper_block_gemm_kernel(
     x_desc, w_desc, out_desc, x_scale_ptr, group_scale_ptr, row_scale_ptr, bias_ptr, partial_ptr,
-    counter_ptr, M, N, K, STAGES: gl.constexpr, SPLIT: gl.constexpr, TABLE: gl.constexpr,
+    arrival_ptr, M, N, K, STAGES: gl.constexpr, SPLIT: gl.constexpr, SHARES: gl.constexpr,
+    TABLE: gl.constexpr,
 ):  # fmt: skip
     """x [M, K], w [N, K] → out [M, N]. SPLIT programs share a tile's steps. TABLE: most steps.
 
     Programs of the same W lie side by side. W, its scales and the bias must not be written by the
     previous kernel.
     """
-    BLOCK_M: gl.constexpr = out_desc.block_type.shape[0]
+    BLOCK_M: gl.constexpr = x_desc.block_type.shape[0]
     BLOCK_N: gl.constexpr = w_desc.block_type.shape[0]
     m_tiles = gl.cdiv(M, BLOCK_M)
     program, first = gl.program_id(0) // m_tiles, gl.program_id(0) % m_tiles * BLOCK_M
@@ -113,14 +116,14 @@ def hopper_block_gemm_kernel(
         else:
             total += sums.to(gl.float32) * by * of[None, :]
     invalidate(full)
-    complete = True
-    if SPLIT > 1:
-        position = tile * m_tiles + first // BLOCK_M
-        complete, total = reduce_parts(total, position, part, partial_ptr, counter_ptr, SPLIT)
+    position = tile * m_tiles + first // BLOCK_M
+    complete, token, total = add_parts(
+        total, position, part, partial_ptr, arrival_ptr, SPLIT, SHARES
+    )
     if complete:
-        rows = row + gl.arange(0, BLOCK_N, in_rows)
+        rows = row + gl.arange(0, BLOCK_N, gl.SliceLayout(1, total.type.layout))
         total = total * gl.load(row_scale_ptr + rows, mask=rows < N, other=0.0)[:, None]
-        store_rows(total, out_desc, first, row, None, None, bias_ptr, M, N)
+        store_rows(total, out_desc, first + token, row, None, None, bias_ptr, M, N)
 
 
 @gluon.jit

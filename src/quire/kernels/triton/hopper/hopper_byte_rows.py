@@ -3,7 +3,7 @@
 Floor: the tensor cores' 16-bit rate. Tiles of 256 rows of x dequantize codes seldom. Codes come
 through a ring in steps of 128 columns, x through one of its own in blocks of 64 or 128: small ones
 of many rows, so that more of x is on its way. A block's products are in flight while codes of the
-next become numbers. The split of k is as in `hopper_fp8_gemm`.
+next become numbers. The split of k is in `hopper_split_k`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from quire.kernels.byte_operands import ByteWords
 from quire.kernels.triton.gemm.byte_rows_config import ByteRowsConfig
 from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper.hopper_byte_codes import dequantize
-from quire.kernels.triton.hopper.hopper_fp8_gemm import reduce_parts, store_rows
+from quire.kernels.triton.hopper.hopper_fp8_gemm import store_rows
 from quire.kernels.triton.hopper.hopper_gemm import tile_layout
 from quire.kernels.triton.hopper.hopper_gemm_ring import ring_of, sums_layout
 from quire.kernels.triton.hopper.hopper_int4_ring import group_boxes, word_boxes
+from quire.kernels.triton.hopper.hopper_split_k import add_parts
 from quire.kernels.triton.launch.gluon_compat import barrier, fetch_box, seen_as
 from quire.kernels.triton.launch.row_memory import whole_boxes
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
@@ -48,6 +49,7 @@ def multiply_byte_rows(
     assert config.split <= triton.cdiv(weight.inputs, 256)  # the kernel takes a step for granted
     assert config.split == 1 or (2 * tiles <= NUM_COUNTERS and sums <= NUM_PARTIALS)
     space, x, rest = workspace(x.device), whole_boxes(x, block_m), config.rest
+    shares = config.shares(m, space.num_sms)
     out = torch.empty(m, n, dtype=torch.bfloat16, device=x.device)
     hopper_byte_rows_kernel[(tiles * config.split,)](
         _column_boxes(x, block_m - rest, config.columns),
@@ -55,10 +57,11 @@ def multiply_byte_rows(
         word_boxes(weight.words, 1, block_n),
         group_boxes(weight.scale, 128 // weight.group, block_n),
         group_boxes(weight.zeros, 128 // weight.group, block_n),
-        _out_boxes(out, block_m - rest, block_n), _out_boxes(out, rest, block_n) if rest else None,
-        weight.row_scale, bias, space.partials, space.counters, m, n, weight.inputs,
-        STAGES=config.stages, SPLIT=config.split, CODES=weight.codes, num_warps=config.warps,
-        launch_pdl=True,
+        _out_boxes(out, (block_m - rest) // shares, block_n),
+        _out_boxes(out, rest // shares, block_n) if rest else None,
+        weight.row_scale, bias, space.partials, space.arrivals, m, n, weight.inputs,
+        STAGES=config.stages, SPLIT=config.split, SHARES=shares, CODES=weight.codes,
+        num_warps=config.warps, launch_pdl=True,
     )  # fmt: skip
     return out
 
@@ -77,8 +80,8 @@ def _column_boxes(x: Tensor, block_m: int, columns: int) -> TensorDescriptor:
 @gluon.jit(do_not_specialize=["M"])
 def hopper_byte_rows_kernel(
     x_desc, rest_desc, w_desc, scale_desc, zero_desc, out_desc, rest_out_desc, row_scale_ptr,
-    bias_ptr, partial_ptr, counter_ptr, M, N, K, STAGES: gl.constexpr, SPLIT: gl.constexpr,
-    CODES: gl.constexpr,
+    bias_ptr, partial_ptr, arrival_ptr, M, N, K, STAGES: gl.constexpr, SPLIT: gl.constexpr,
+    SHARES: gl.constexpr, CODES: gl.constexpr,
 ):  # fmt: skip
     """x [M, K], words [N, K / 4] → out [M, N]. SPLIT programs share a tile's steps of 256 columns.
 
@@ -87,8 +90,8 @@ def hopper_byte_rows_kernel(
     previous kernel.
     """
     BLOCK_N: gl.constexpr = w_desc.block_type.shape[1]
-    MAIN: gl.constexpr = out_desc.block_type.shape[0]
-    REST: gl.constexpr = 0 if rest_desc is None else rest_out_desc.block_type.shape[0]
+    MAIN: gl.constexpr = x_desc.block_type.shape[1]
+    REST: gl.constexpr = 0 if rest_desc is None else rest_desc.block_type.shape[1]
     ROWS: gl.constexpr = MAIN + REST
     m_tiles = gl.cdiv(M, ROWS)
     program, first = gl.program_id(0) // m_tiles, gl.program_id(0) % m_tiles * ROWS
@@ -128,32 +131,28 @@ def hopper_byte_rows_kernel(
     position, tiles = tile * m_tiles + first // ROWS, gl.num_programs(0) // SPLIT
     scales_and_bias = row_scale_ptr, bias_ptr, M, N
     _finish(
-        acc, out_desc, first, row, scales_and_bias, position, part, partial_ptr, counter_ptr, SPLIT
-    )
+        acc, out_desc, first, row, scales_and_bias, position, part, partial_ptr, arrival_ptr,
+        SPLIT, SHARES,
+    )  # fmt: skip
     if rest_desc is not None:
         _finish(
             rest, rest_out_desc, first + MAIN, row, scales_and_bias, position, part,
-            partial_ptr + tiles * (SPLIT * BLOCK_N * MAIN), counter_ptr + tiles, SPLIT,
+            partial_ptr + tiles * (SPLIT * BLOCK_N * MAIN), arrival_ptr + tiles, SPLIT, SHARES,
         )  # fmt: skip
 
 
 @gluon.jit
 def _finish(
-    acc, out_desc, first, row, scales_and_bias, position, part, partial_ptr, counter_ptr,
-    SPLIT: gl.constexpr,
+    acc, out_desc, first, row, scales_and_bias, position, part, partial_ptr, arrival_ptr,
+    SPLIT: gl.constexpr, SHARES: gl.constexpr,
 ):  # fmt: skip
-    """Store sums [outputs from `row` on, tokens from `first` on] times scales, plus bias.
-
-    Of several parts, the last one stores the sum of all.
-    """
+    """Store sums [outputs from `row` on, tokens from `first` on] times scales, plus bias."""
     row_scale_ptr, bias_ptr, M, N = scales_and_bias
-    complete = True
-    if SPLIT > 1:
-        complete, acc = reduce_parts(acc, position, part, partial_ptr, counter_ptr, SPLIT)
+    complete, token, acc = add_parts(acc, position, part, partial_ptr, arrival_ptr, SPLIT, SHARES)
     if complete:
         rows = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
         acc = acc * gl.load(row_scale_ptr + rows, mask=rows < N, other=0.0)[:, None]
-        store_rows(acc, out_desc, first, row, None, None, bias_ptr, M, N)
+        store_rows(acc, out_desc, first + token, row, None, None, bias_ptr, M, N)
 
 
 @gluon.jit

@@ -19,9 +19,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.operands import RoundedRows
+from quire.kernels.triton.gemm.split_k_config import shares_of
 from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper.hopper_gemm import tile_layout, tiles_of
 from quire.kernels.triton.hopper.hopper_gemm_ring import ask_rows, ask_weight, multiply_tiles
+from quire.kernels.triton.hopper.hopper_split_k import add_parts
 from quire.kernels.triton.launch.gemm_config import RingConfig, tile_rows
 from quire.kernels.triton.launch.gemm_operands import GemmOperands
 from quire.kernels.triton.launch.gluon_compat import barrier, store_box
@@ -77,25 +79,27 @@ def _launch(operands: GemmOperands, config: RingConfig, every: int) -> None:
     assert m <= MOST_ROWS
     assert tiles <= NUM_COUNTERS
     assert config.split == 1 or tiles * config.split * config.block_n * block_m <= NUM_PARTIALS
-    out_tiles = TensorDescriptor.from_tensor(out, [block_m, config.block_n], tile_layout(2))
+    shares = shares_of(config.split, block_m, 1, space.num_sms)
+    boxes = TensorDescriptor.from_tensor(out, [block_m // shares, config.block_n], tile_layout(2))
     hopper_fp8_gemm_kernel[(tiles * config.split,)](
-        tiles_of(whole_boxes(x, block_m), block_m), tiles_of(weight, config.block_n), out_tiles,
-        x_scale, scale, bias, space.partials, space.counters, m, n, k,
-        STAGES=config.stages, TILES=config.tiles, SPLIT=config.split, EVERY=every,
+        tiles_of(whole_boxes(x, block_m), block_m), tiles_of(weight, config.block_n), boxes,
+        x_scale, scale, bias, space.partials, space.arrivals, m, n, k, STAGES=config.stages,
+        TILES=config.tiles, SPLIT=config.split, SHARES=shares, EVERY=every,
         num_warps=config.warps, launch_pdl=True,
     )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["M"])
 def hopper_fp8_gemm_kernel(
-    x_desc, w_desc, out_desc, x_scale_ptr, w_scale_ptr, bias_ptr, partial_ptr, counter_ptr, M, N, K,
-    STAGES: gl.constexpr, TILES: gl.constexpr, SPLIT: gl.constexpr, EVERY: gl.constexpr,
+    x_desc, w_desc, out_desc, x_scale_ptr, w_scale_ptr, bias_ptr, partial_ptr, arrival_ptr, M, N, K,
+    STAGES: gl.constexpr, TILES: gl.constexpr, SPLIT: gl.constexpr, SHARES: gl.constexpr,
+    EVERY: gl.constexpr,
 ):  # fmt: skip
     """x [M, K], w [N, K] → out [M, N]. A step is TILES tiles, SPLIT programs share a tile's steps.
 
     W, its scales and the bias must not be written by the previous kernel.
     """
-    BLOCK_M: gl.constexpr = out_desc.block_type.shape[0]
+    BLOCK_M: gl.constexpr = x_desc.block_type.shape[0]
     BLOCK_N: gl.constexpr = w_desc.block_type.shape[0]
     BLOCK_K: gl.constexpr = w_desc.block_type.shape[1]
     tile, part = gl.program_id(0) // SPLIT, gl.program_id(0) % SPLIT
@@ -117,11 +121,9 @@ def hopper_fp8_gemm_kernel(
         ask_rows(x_desc, x_ring, full, begin, end, stage)
     acc = multiply_tiles(x_desc, w_desc, ring, x_ring, full, tile * BLOCK_N, begin, end, EVERY)
     invalidate(full)
-    complete = True
-    if SPLIT > 1:
-        complete, acc = reduce_parts(acc, tile, part, partial_ptr, counter_ptr, SPLIT)
+    complete, first, acc = add_parts(acc, tile, part, partial_ptr, arrival_ptr, SPLIT, SHARES)
     if complete:
-        store_rows(acc, out_desc, 0, tile * BLOCK_N, x_scale_ptr, w_scale_ptr, bias_ptr, M, N)
+        store_rows(acc, out_desc, first, tile * BLOCK_N, x_scale_ptr, w_scale_ptr, bias_ptr, M, N)
 
 
 @gluon.jit
@@ -143,67 +145,3 @@ def store_rows(acc, out_desc, first, row, x_scale_ptr, w_scale_ptr, bias_ptr, M,
     barrier()
     store_box(out_desc, [first, row], out)  # TMA clips at M and N
     tma.store_wait(0)
-
-
-@gluon.jit
-def reduce_parts(acc, tile, part, partial_ptr, counter_ptr, SPLIT: gl.constexpr):
-    """Store this program's partial sums; the last program returns the sum of all in order of k."""
-    own = _by_threads(acc)
-    layout: gl.constexpr = own.type.layout
-    BLOCK_N: gl.constexpr = own.shape[0]
-    BLOCK_M: gl.constexpr = own.shape[1]
-    rows = gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
-    tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
-    size: gl.constexpr = BLOCK_N * BLOCK_M
-    part_ptrs = partial_ptr + tile * (SPLIT * size) + rows[:, None] * BLOCK_M + tokens[None, :]
-    gl.store(part_ptrs + part * size, own)
-    barrier()  # all threads' stores precede the one thread's release
-    ticket = gl.atomic_add(counter_ptr + tile, 1, sem="acq_rel", scope="gpu")
-    complete = ticket == SPLIT - 1
-    if complete:
-        gl.store(counter_ptr + tile, 0)
-        if SPLIT == 2:  # both orders of two give the same sum
-            own += gl.load(part_ptrs + (1 - part) * size, cache_modifier=".cg")
-        else:
-            own = gl.load(part_ptrs, cache_modifier=".cg")
-            for other in range(1, SPLIT):
-                own += gl.load(part_ptrs + other * size, cache_modifier=".cg")
-    return complete, _by_tokens(own, acc)
-
-
-@gluon.jit
-def _by_threads(acc):
-    """Sums [N, M] with the four that a thread has of 16 tokens side by side: 16 bytes in memory.
-
-    In an MMA's layout a thread has two of each eight.
-    """
-    N: gl.constexpr = acc.shape[0]
-    M: gl.constexpr = acc.shape[1]
-    if M < 16:
-        return acc
-    else:
-        sums = acc.reshape([N, M // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([N, M])
-        return gl.convert_layout(sums, _fours(N, M, gl.num_warps()))
-
-
-@gluon.jit
-def _by_tokens(own, acc):
-    """The inverse of `_by_threads`, in the layout of acc."""
-    N: gl.constexpr = acc.shape[0]
-    M: gl.constexpr = acc.shape[1]
-    if M < 16:
-        return own
-    else:
-        sums = own.reshape([N, M // 16, 4, 2, 2]).permute((0, 1, 3, 2, 4)).reshape([N, M])
-        return gl.convert_layout(sums, acc.type.layout)
-
-
-@gluon.constexpr_function
-def _fours(n, m, warps):
-    """The layout of `_by_threads`: no number moves to another thread."""
-    registers = [[0, 1], [0, 2]]
-    registers += [[0, 16 << i] for i in range((m // 16).bit_length() - 1)] + [[8, 0]]
-    registers += [[16 * warps << i, 0] for i in range((n // (16 * warps)).bit_length() - 1)]
-    lanes = [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]]
-    rows = [[16 << i, 0] for i in range(warps.bit_length() - 1)]
-    return gl.DistributedLinearLayout(registers, lanes, rows, [], [n, m])

@@ -13,7 +13,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_wait
 
-from quire.kernels.triton.hopper.hopper_fp8_gemm import reduce_parts
 from quire.kernels.triton.hopper.hopper_gemm_ring import sums_layout
 from quire.kernels.triton.hopper.hopper_int4_items import (
     num_items_of,
@@ -22,9 +21,8 @@ from quire.kernels.triton.hopper.hopper_int4_items import (
     tile_of,
 )
 from quire.kernels.triton.hopper.hopper_int4_ring import STEP
+from quire.kernels.triton.hopper.hopper_split_k import add_parts, columns_of
 from quire.kernels.triton.launch.gluon_compat import barrier, fetch_box, store_box
-
-CHUNK = gl.constexpr(64)  # rows of x that are stored at a time
 
 
 @gluon.jit
@@ -44,7 +42,8 @@ def _ask_columns(x_descs, ring, position, block, num_items):
 
 @gluon.jit
 def multiply_items(
-    ring, x_descs, results, partial_ptr, counter_ptr, sizes, SPLIT: gl.constexpr
+    ring, x_descs, results, partial_ptr, arrival_ptr, sizes, SPLIT: gl.constexpr,
+    SHARES: gl.constexpr,
 ):  # fmt: skip
     """The multiplying warps: each item's sums W [BLOCK_N, k] · xᵀ [k, rows], and their results."""
     codes, xs, full, empty = ring
@@ -79,15 +78,13 @@ def multiply_items(
         mbarrier.arrive(empty.index((2 * count - 1) % STAGES), count=1)
         tile, part = tile_of(item, sizes)
         for i in gl.static_range(PARTS):
-            complete, acc = True, sums[i]
-            if SPLIT > 1:
-                tiles = num_items // SPLIT
-                own_partial_ptr = partial_ptr + i * tiles * SPLIT * codes.shape[1] * MAIN
-                complete, acc = reduce_parts(
-                    acc, tile, part, own_partial_ptr, counter_ptr + i * tiles, SPLIT
-                )
+            tiles = num_items // SPLIT
+            own_partial_ptr = partial_ptr + i * tiles * SPLIT * codes.shape[1] * MAIN
+            complete, token, acc = add_parts(
+                sums[i], tile, part, own_partial_ptr, arrival_ptr + i * tiles, SPLIT, SHARES
+            )
             if complete:
-                _store(acc, results, start[1] + i * MAIN, start[2])
+                _store(acc, results, start[1] + i * MAIN + token, start[2])
     tma.store_wait(0)
 
 
@@ -134,13 +131,14 @@ def _store(acc, results, first, row):
     """Store sums [outputs from `row` on, tokens from `first` on] times scales, plus bias."""
     out_desc, outs, x_scale_ptr, row_scale_ptr, bias_ptr, M, N = results
     WIDTH: gl.constexpr = acc.shape[1]
+    CHUNK: gl.constexpr = out_desc.block_type.shape[0]
     rows = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
     tokens = first + gl.arange(0, WIDTH, gl.SliceLayout(0, acc.type.layout))
     acc = acc * gl.load(row_scale_ptr + rows, mask=rows < N, other=0.0)[:, None]
     acc = acc * gl.load(x_scale_ptr + tokens, mask=tokens < M, other=0.0)[None, :]
     if bias_ptr is not None:
         acc += gl.load(bias_ptr + rows, mask=rows < N, other=0.0).to(gl.float32)[:, None]
-    chunks = _chunks(acc.to(out_desc.dtype))
+    chunks = columns_of(acc.to(out_desc.dtype), WIDTH // CHUNK)
     for i in gl.static_range(WIDTH // CHUNK):
         # of what was stored from there before; another part of rows may have ended with this slot
         tma.store_wait(0 if i == 0 else 1)
@@ -149,23 +147,3 @@ def _store(acc, results, first, row):
         fence_async_shared()
         barrier()
         store_box(out_desc, [first + CHUNK * i, row], outs.index(i % 2))  # TMA clips at M and N
-
-
-@gluon.jit
-def _chunks(acc):
-    """Columns, 64 at a time."""
-    if acc.shape[1] == CHUNK:
-        return (acc,)
-    elif acc.shape[1] == 2 * CHUNK:
-        return _halves(acc)
-    else:
-        first, second = _halves(acc)
-        return _halves(first) + _halves(second)
-
-
-@gluon.jit
-def _halves(acc):
-    """Both halves of the columns."""
-    HEIGHT: gl.constexpr = acc.shape[0]
-    WIDTH: gl.constexpr = acc.shape[1] // 2
-    return gl.split(acc.reshape([HEIGHT, 2, WIDTH]).permute(0, 2, 1))

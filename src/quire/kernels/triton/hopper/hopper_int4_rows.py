@@ -24,7 +24,7 @@ from quire.kernels.triton.gemm.int4_rows_config import Int4RowsConfig
 from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper.hopper_gemm import tile_layout, tiles_of
 from quire.kernels.triton.hopper.hopper_gemm_ring import ring_of
-from quire.kernels.triton.hopper.hopper_int4_multiply import CHUNK, multiply_items
+from quire.kernels.triton.hopper.hopper_int4_multiply import multiply_items
 from quire.kernels.triton.hopper.hopper_int4_ring import group_boxes, word_boxes
 from quire.kernels.triton.hopper.hopper_int4_unpack import WORD_STAGES, unpack_items
 from quire.kernels.triton.launch.row_memory import whole_boxes
@@ -45,16 +45,18 @@ def multiply_rows_int4(
     assert config.split == 1 or 2 * tiles <= NUM_COUNTERS
     assert config.split == 1 or tiles * config.split * block_n * block_m <= NUM_PARTIALS
     codes, rest = whole_boxes(x.codes, block_m), config.rest
+    shares = config.shares(m, space.num_sms)
+    chunk = min(64, (rest or block_m) // shares)  # rows that are stored at a time
     out = torch.empty(m, n, dtype=torch.bfloat16, device=codes.device)
     hopper_int4_rows_kernel[(min(tiles * config.split, space.num_sms),)](
         tiles_of(codes, block_m - rest), tiles_of(codes, rest) if rest else None,
         word_boxes(weight.words, 1, block_n),
         group_boxes(weight.scale, 256 // weight.group, block_n),
         group_boxes(weight.zeros, 256 // weight.group, block_n),
-        TensorDescriptor.from_tensor(out, [CHUNK.value, block_n], tile_layout(2)),
-        x.scale, weight.row_scale, bias, space.partials, space.counters, m, n, weight.inputs,
-        STAGES=config.stages, SPLIT=config.split, CODEBOOK=codebook, num_warps=config.warps,
-        launch_pdl=True,
+        TensorDescriptor.from_tensor(out, [chunk, block_n], tile_layout(2)),
+        x.scale, weight.row_scale, bias, space.partials, space.arrivals, m, n, weight.inputs,
+        STAGES=config.stages, SPLIT=config.split, SHARES=shares, CODEBOOK=codebook,
+        num_warps=config.warps, launch_pdl=True,
     )  # fmt: skip
     return out
 
@@ -62,8 +64,8 @@ def multiply_rows_int4(
 @gluon.jit(do_not_specialize=["M"])
 def hopper_int4_rows_kernel(
     x_desc, rest_desc, w_desc, scale_desc, zero_desc, out_desc, x_scale_ptr, row_scale_ptr,
-    bias_ptr, partial_ptr, counter_ptr, M, N, K, STAGES: gl.constexpr, SPLIT: gl.constexpr,
-    CODEBOOK: gl.constexpr,
+    bias_ptr, partial_ptr, arrival_ptr, M, N, K, STAGES: gl.constexpr, SPLIT: gl.constexpr,
+    SHARES: gl.constexpr, CODEBOOK: gl.constexpr,
 ):  # fmt: skip
     """x [M, K], words [N, K / 8] → out [M, N]. SPLIT work items share a tile's steps.
 
@@ -86,7 +88,10 @@ def hopper_int4_rows_kernel(
     results = (out_desc, outs, x_scale_ptr, row_scale_ptr, bias_ptr, M, N)
     gl.warp_specialize(
         [
-            (multiply_items, (ring, x_descs, results, partial_ptr, counter_ptr, sizes, SPLIT)),
+            (
+                multiply_items,
+                (ring, x_descs, results, partial_ptr, arrival_ptr, sizes, SPLIT, SHARES),
+            ),
             (unpack_items, (ring, w_descs, words, words_full, row_scale_ptr, sizes, CODEBOOK)),
         ],
         [4],

@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS
 
-_SHARED_MEMORY = 227 * 1024  # bytes that a Hopper multiprocessor has for its programs
+SHARED_MEMORY = 227 * 1024  # bytes that a Hopper multiprocessor has for its programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def _ring_slots(m: int, block_n: int, per_sm: int) -> int:
     Up to 16 rows of x need no slots; the program keeps them beside the ring, in 8 KiB.
     """
     block_m = 0 if m <= 16 else 1 << (m - 1).bit_length()
-    num_bytes = _SHARED_MEMORY // per_sm - 1024 * (10 if m <= 16 else 2)
+    num_bytes = SHARED_MEMORY // per_sm - 1024 * (10 if m <= 16 else 2)
     return min(10, num_bytes // (128 * (block_n + block_m)))
 
 
@@ -129,7 +129,7 @@ def fp8_gemm_configs(m: int, n: int, k: int, num_sms: int) -> list[RingConfig]:
     cuts = ((64, 1, 4), (64, 2, 4), (128, 1, 8))  # rows of a tile, tiles of a step, warps
     for (block_n, tiles, warps), per_sm, split in itertools.product(cuts, (1, 2, 3), range(1, 9)):
         programs = -(-n // block_n) * split
-        slots = (_SHARED_MEMORY // per_sm - 1152) // (128 * (block_m + block_n))
+        slots = (SHARED_MEMORY // per_sm - 1152) // (128 * (block_m + block_n))
         stages = min(10, slots) // tiles
         fills = num_sms / 2 <= programs <= per_sm * num_sms
         fits = programs * block_n * block_m <= NUM_PARTIALS and k >= 384 * split

@@ -25,6 +25,7 @@ class Workspace:
 
     partials: Tensor  # float32 [NUM_PARTIALS]
     counters: Tensor  # int32 [NUM_COUNTERS], zeros
+    arrivals: Tensor  # int32 [NUM_COUNTERS], see `hopper_split_k`
     num_sms: int
     shared_memory: int  # bytes available to a program
 
@@ -36,6 +37,7 @@ def workspace(device: torch.device) -> Workspace:
     return Workspace(
         partials=torch.empty(NUM_PARTIALS, dtype=torch.float32, device=device),
         counters=torch.zeros(NUM_COUNTERS, dtype=torch.int32, device=device),
+        arrivals=torch.zeros(NUM_COUNTERS, dtype=torch.int32, device=device),
         num_sms=num_sms,
         shared_memory=shared_memory,
     )
