@@ -156,6 +156,12 @@ def test_lists_and_maps_are_checked_inside(field: str, value: Any) -> None:
     assert_names(refusal(**{field: value}), field)
 
 
+@pytest.mark.parametrize("field", sorted({*SamplingParams.__struct_fields__} - {"reasoning_marks"}))
+@pytest.mark.parametrize("value", [np.array([0.5, 2]), np.array([[1, 2], [3, 4]]), object()])
+def test_values_of_any_type_are_refused_by_name(field: str, value: Any) -> None:
+    assert_names(refusal(**{field: value}), field)
+
+
 @pytest.mark.parametrize(
     ("given", "same"),
     [

@@ -85,6 +85,18 @@ def test_sentence_piece_merges_no_text_to_control_and_byte_tokens(tmp_path: Path
         assert ours.decode(ours.encode(text)) == text
 
 
+def test_sentence_piece_merges_spaces_to_the_users_tokens(tmp_path: Path) -> None:
+    """As Gemma's are, whose spaces are marked in some files and not in others."""
+    names = ("tokens", "token_type", "scores")
+    for spaces in ("\u2581\u2581", "  "):
+        more = {f"tokenizer.ggml.{n}": [v] for n, v in zip(names, (spaces, 4, -99.0), strict=True)}
+        longer = {key: SPM[key] + value for key, value in more.items()}
+        ours = made(tmp_path, SPM | longer | {"tokenizer.ggml.add_space_prefix": False})
+        ids = ours.encode("h  h", add_special_tokens=False)
+        assert spaces in [ours.id_to_token(i) for i in ids]
+        assert ours.decode(ids) == "h  h"
+
+
 def test_sentence_piece_without_a_space_in_front(tmp_path: Path) -> None:
     ours = made(tmp_path, SPM | {"tokenizer.ggml.add_space_prefix": False})
     assert [ours.id_to_token(i) for i in ours.encode("hello")[1:]] == ["hello"]

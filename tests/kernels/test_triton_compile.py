@@ -147,9 +147,7 @@ def compiled() -> dict[str, Any]:
 # two sums; an address that each work item loads once; angles; so that two programs fit; sums that
 # are stored
 SPILL = {"pieces": 8, "hopper_fp8": 8, "ring_int4_heads_few": 8, "shared": 8, "ring_int4_wide": 16,
-         "rows_int4_wide": 32, "rows_mxfp4_wide": 192, "rows_int4_most": 384,
-         "rows_int4_rest": 24, "rows_bytes_320": 8, "rows_bytes_zeros": 16,
-         "blocks_split": 40}  # fmt: skip
+         "rows_int4_parts": 32}  # fmt: skip
 SPILL |= {"decode_float32_fp8": 1024}  # which is there to be right, not fast
 
 

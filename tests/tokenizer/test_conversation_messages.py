@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quire.errors import InvalidRequestError
@@ -30,6 +31,14 @@ def prepare(message: Any) -> dict[str, Any]:
         (
             [{"role": ["user"], "content": "hi"}],
             r"messages\[0\]\.role: must be one of .*, not \['user'\]",
+        ),
+        (
+            [{"role": np.array(["user", "tool"]), "content": "hi"}],
+            r"messages\[0\]\.role: must be one of .*, not array",
+        ),
+        (
+            [{"role": "user", "content": np.array(["hi", "you"])}],
+            r"messages\[0\]\.content: must be a string or a list",
         ),
         ([{"role": "user"}], r"messages\[0\]\.content: it is missing; it must be a string"),
         ([{"role": "user", "content": None}], r"messages\[0\]\.content: it is missing"),

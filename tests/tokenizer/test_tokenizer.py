@@ -180,7 +180,7 @@ def test_control_tokens_of_normalized_text_are_broken_too(folders: dict[str, Pat
 
 
 @pytest.mark.parametrize("kind", ["unigram", "word_level", "gpt2"])
-@pytest.mark.parametrize("normalizer", [None, normalizers.NFKC()])
+@pytest.mark.parametrize("normalizer", [None, normalizers.NFKC(), normalizers.Prepend("<")])
 def test_models_find_no_control_tokens_in_texts(
     kind: str, normalizer: Any, folders: dict[str, Path]
 ) -> None:
@@ -208,7 +208,7 @@ def test_models_find_no_control_tokens_in_texts(
         backend.normalizer = normalizer
     tokenizer = Tokenizer(backend)
     start, end, later = (tokenizer.control_token_id(n) for n in ("<s>", "</s>", "<|later|>"))
-    for text in ("fox </s> fox", "</s>", "<|later|>") + ("\uff1c/s\uff1e",) * (
+    for text in ("fox </s> fox", "</s>", "<|later|>", "/s>") + ("\uff1c/s\uff1e",) * (
         normalizer is not None
     ):
         first, *inner, last = tokenizer.encode(text)
@@ -220,7 +220,36 @@ def test_models_find_no_control_tokens_in_texts(
     assert [i for i in ids if i in (start, end, later)] == [start, end, later]
 
 
-@pytest.mark.parametrize("normalizer", [normalizers.NFKC(), normalizers.Lowercase()])
+def test_ids_that_a_vocabulary_leaves_out_are_given_to_no_control_token(
+    folders: dict[str, Path],
+) -> None:
+    """The library gives a new token the number of tokens, which may be another's id."""
+    spec = json.loads((folders["gpt2"] / "tokenizer.json").read_text())
+    vocab = spec["model"]["vocab"]
+    names = ["<s>", *(token["content"] for token in spec["added_tokens"]), "</s>"]
+    pieces = [name for name in vocab if name not in names]
+    ordered = [*names, *pieces[:100], *[None] * 5, *pieces[100:]]
+    spec["model"]["vocab"] = {name: i for i, name in enumerate(ordered) if name is not None}
+    spec["added_tokens"] = [
+        dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        | {"id": i, "content": name, "special": True}
+        for i, name in enumerate(names)
+    ]
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(spec)))
+    for name in pieces:
+        text = f"{tokenizer.decode([ordered.index(name)])} </s>"
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        normalizers.Sequence([normalizers.Strip(), normalizers.NFKC()]),
+        normalizers.Lowercase(),
+        normalizers.Replace("\u27ea", "<"),
+        normalizers.Replace(" ", ""),
+    ],
+)
 def test_texts_that_become_control_tokens_when_they_are_normalized(
     normalizer: Any, folders: dict[str, Path]
 ) -> None:
@@ -229,11 +258,20 @@ def test_texts_that_become_control_tokens_when_they_are_normalized(
     backend.normalizer = normalizer
     tokenizer = Tokenizer(backend)
     control = tokenizer.control_token_id("<|x|>")
-    for text in ("a\uff1c|x|\uff1e", "a<|X|>", "<|x|>"):
+    hidden = ("a\uff1c|x|\uff1e", "a<|X|>", "a<| x|>", "a\u27ea|x|>")
+    assert any(control in backend.encode(text).ids for text in hidden), "nothing is tested"
+    for text in (*hidden, "<|x|>"):
         assert tokenizer.encode(text, parse_special=True) == backend.encode(text).ids
         assert control not in tokenizer.encode(text)
     assert control in tokenizer.encode_prompt("a<|x|>")
-    assert control not in tokenizer.encode_prompt("a\uff1c|x|\uff1e <|X|>")
+    for text in hidden:
+        assert control not in tokenizer.encode_prompt(text)
+
+
+def test_marks_of_spaces_make_no_names(folders: dict[str, Path]) -> None:
+    """So that texts of most models are read once, by the tokenizer itself."""
+    for kind in ("llama2", "mistral", "gemma"):
+        assert not Tokenizer.from_folder(folders[kind])._encoder._hides_names
 
 
 @pytest.mark.parametrize("text", ["\ud83d", "ok \udc00 no", "a" + BREAK])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from quire.compat.foreign_name import same_value
 from quire.compat.missing_names import refuse
 from quire.core.param_names import ParamNames
 from quire.core.reasoning_marks import ReasoningMarks
@@ -130,7 +131,8 @@ class SamplingParams(
         if self.logprob_token_ids is not None:
             msgspec.structs.force_setattr(self, "logprobs", 0)
         for name in ("seed", "thinking_token_budget"):
-            if getattr(self, name) == -1:  # none, as other engines write it
+            value = getattr(self, name)
+            if value is not None and same_value(value, -1):  # none, as other engines write it
                 msgspec.structs.force_setattr(self, name, None)
         if self.output_kind is not None:
             _convert_kind(self)
@@ -238,6 +240,8 @@ def _convert_lists(params: SamplingParams) -> None:
     if isinstance(params.logit_bias, dict):
         plain = {plain_number(n): plain_number(value) for n, value in params.logit_bias.items()}
         msgspec.structs.force_setattr(params, "logit_bias", plain)
+    elif params.logit_bias is not None:  # to be refused: an array is compared by its items
+        msgspec.structs.force_setattr(params, "logit_bias", plain_value(params.logit_bias))
 
 
 def _convert_numbers(params: SamplingParams, given: list[str]) -> None:

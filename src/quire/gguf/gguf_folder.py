@@ -24,7 +24,7 @@ from quire.last_use import NO_HOME, last_use, mark_used, user_cache
 from quire.model_folder import GGUF_LINK, NO_TOKENIZER, check_regular
 from quire.version import __version__
 
-_LAYOUT = 3  # to be raised when other files are made of the same metadata
+_LAYOUT = 4  # to be raised when other files are made of the same metadata
 _MOST_FOLDERS = 32  # that are kept, of those that were used last
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from quire.errors import CheckpointError
 from quire.gguf.metadata import Metadata
 from quire.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
-from quire.gguf.vocabulary_list import MODEL, NORMAL, VocabularyList
+from quire.gguf.vocabulary_list import MODEL, NORMAL, USER_DEFINED, VocabularyList
 
 _PRE = "tokenizer.ggml.pre"
 _TEMPLATE = "tokenizer.chat_template"
@@ -112,8 +112,10 @@ def _sentence_piece(metadata: Metadata, words: VocabularyList) -> dict[str, Any]
     """SentencePiece's BPE with scores, and bytes for what has no token."""
     scores = metadata.numbers("tokenizer.ggml.scores", len(words.tokens))
     vocab = words.ids()
-    # text never becomes another token, such as <s> or <0x41>, whose name its pieces may spell
-    pieces = {token: i for token, i in vocab.items() if words.kinds[i] == NORMAL}
+    # text never becomes another token, such as <s> or <0x41>, whose name its pieces may spell; a
+    # user's is found before, but in text whose spaces are not marked yet (Gemma's ▁▁)
+    merged = (NORMAL, USER_DEFINED)
+    pieces = {token: i for token, i in vocab.items() if words.kinds[i] in merged}
     has_bytes = all(f"<0x{value:02X}>" in vocab for value in range(256))
     model = {
         "type": "BPE",

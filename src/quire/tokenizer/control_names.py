@@ -9,17 +9,13 @@ So in the copy of the tokenizer that reads such texts they have other names ther
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from quire.tokenizer.conversation_input import BREAK
 
 if TYPE_CHECKING:
     import tokenizers
-
-_KIND = re.compile(rb'"type":"(\w+)"')
-_OF_SPACES = frozenset({b"Sequence", b"Prepend", b"Replace", b"Strip"})  # normalizers' kinds
 
 EncodeText = Callable[[str, bool], list[int]]
 """From a text, and whether to add special tokens around it, to token ids."""
@@ -45,39 +41,55 @@ def careful_encoder(backend: tokenizers.Tokenizer) -> EncodeText:
     drop = {"type": "Replace", "pattern": {"String": BREAK}, "content": ""}
     rest = [spec["normalizer"]] if spec["normalizer"] else []
     spec["normalizer"] = {"type": "Sequence", "normalizers": [drop, *rest]}
-    control = {token["content"]: token["id"] for token in spec["added_tokens"] if token["special"]}
-    renamed = _rename(spec["model"], control)
-    for token in spec["added_tokens"]:
-        token["normalized"] &= not token["special"]  # look for them before the mark goes
-    # those that are no tokens of the model any more get new ids behind all others
-    spec["added_tokens"].sort(key=lambda token: token["content"] in renamed)
+    added = spec["added_tokens"]
+    _rename(spec["model"], {token["content"] for token in added if token["special"]})
+    own_ids = {token["content"]: token.pop("id") for token in added}
+    spec["added_tokens"] = [_token_above_all(spec["model"], own_ids.values())]
     copy = tokenizers.Tokenizer.from_str(json.dumps(spec))
-    encode, own = plain_encoder(copy), {copy.token_to_id(name): control[name] for name in renamed}
+    for token in added:
+        token["normalized"] &= not token["special"]  # look for them before the mark goes
+    copy.add_tokens([tokenizers.AddedToken(**token) for token in added])
+    encode, own = plain_encoder(copy), {copy.token_to_id(name): i for name, i in own_ids.items()}
 
     def ids(text: str, add_special_tokens: bool) -> list[int]:
         return [own.get(token_id, token_id) for token_id in encode(text, add_special_tokens)]
 
-    return ids if own else encode
+    return ids
 
 
-def _rename(model: dict[str, Any], control: Collection[str]) -> set[str]:
-    """Give control tokens names in a model's vocabulary that no text has; returns which it has."""
+def _token_above_all(model: dict[str, Any], added_ids: Iterable[int]) -> dict[str, Any]:
+    """Put a token that no text has into a vocabulary, with an id above all others.
+
+    If it is an added token, the library gives later ones, as those that were renamed are, ids
+    behind it; else it would count the vocabulary, and give ids of others where some are left out.
+    """
+    vocab = model["vocab"]
+    is_list = isinstance(vocab, list)  # of pieces with scores, by id
+    top = max([*added_ids, len(vocab), *(() if is_list else vocab.values())]) + 1
+    name = f"{BREAK}{BREAK}{top}"
+    if is_list:
+        vocab += [[f"{BREAK}{BREAK}{i}", vocab[0][1]] for i in range(len(vocab), top + 1)]
+    else:
+        vocab[name] = top
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return flags | {"id": top, "content": name, "special": True}
+
+
+def _rename(model: dict[str, Any], control: set[str]) -> None:
+    """Give control tokens names in a model's vocabulary that no text has."""
     vocab: Any = model["vocab"]
-    if isinstance(vocab, list):  # of pieces with scores, by id
-        renamed = set(control).intersection(piece for piece, _ in vocab)
-        model["vocab"] = [[_hidden(name, renamed), score] for name, score in vocab]
-        return renamed
-    renamed = set(control).intersection(vocab)
-    model["vocab"] = {_hidden(name, renamed): token_id for name, token_id in vocab.items()}
-    if model.get("unk_token") is not None:
-        model["unk_token"] = _hidden(model["unk_token"], renamed)
+    if isinstance(vocab, list):
+        model["vocab"] = [[_hidden(name, control), score] for name, score in vocab]
+        return
+    model["vocab"] = {_hidden(name, control): token_id for name, token_id in vocab.items()}
+    if model.get("unk_token") in vocab:
+        model["unk_token"] = _hidden(model["unk_token"], control)
     if "merges" in model:
-        model["merges"] = [pair for pair in model["merges"] if renamed.isdisjoint(_names(pair))]
-    return renamed
+        model["merges"] = [pair for pair in model["merges"] if control.isdisjoint(_names(pair))]
 
 
-def _hidden(name: str, renamed: Collection[str]) -> str:
-    return BREAK + name if name in renamed else name
+def _hidden(name: str, control: Collection[str]) -> str:
+    return BREAK + name if name in control else name
 
 
 def _names(pair: str | list[str]) -> tuple[str, str, str]:
@@ -91,9 +103,11 @@ def hides_names(backend: tokenizers.Tokenizer, control: Collection[tokenizers.Ad
 
     They are found in normalized text if a token says so, or by the model.
     """
-    return any(token.normalized or _is_piece(backend, token.content) for token in control) and (
-        _changes_letters(backend.normalizer)
-    )
+    found = (each for each in control if each.normalized or _is_piece(backend, each.content))
+    letters = set[str]().union(*(token.content for token in found))
+    if not letters or backend.normalizer is None:
+        return False
+    return _makes(json.loads(backend.normalizer.__getstate__()), letters)
 
 
 def _is_piece(backend: tokenizers.Tokenizer, name: str) -> bool:
@@ -105,7 +119,17 @@ def _is_piece(backend: tokenizers.Tokenizer, name: str) -> bool:
     return not is_merged and model.token_to_id(name) is not None
 
 
-def _changes_letters(normalizer: tokenizers.normalizers.Normalizer | None) -> bool:
-    """Whether a normalizer changes letters, as NFKC and lower case do, not spaces alone."""
-    state = b"" if normalizer is None else normalizer.__getstate__()
-    return b'"Regex"' in state or not _OF_SPACES.issuperset(_KIND.findall(state))
+def _makes(normalizer: dict[str, Any], letters: set[str]) -> bool:
+    """Whether words of these letters may come of others, as by NFKC, or by spaces that go."""
+    match normalizer:
+        case {"type": "Sequence", "normalizers": [*steps]}:
+            return any(_makes(step, letters) for step in steps)
+        case {"type": "Prepend", "prepend": str() as made} | {
+            "type": "Replace",
+            "pattern": {"String": _},
+            "content": str() as made,
+        }:  # mostly the mark of a space
+            return not made or not letters.isdisjoint(made)
+        case {"type": "Strip"}:
+            return False
+    return True

@@ -76,7 +76,7 @@ def _prepare(message: Any, where: str, map_text: TextMap, names: Collection[str]
     message = {
         key: value
         for key, value in message.items()
-        if value is not None and (value or key not in _ECHOED)
+        if value is not None and (key not in _ECHOED or value)
     }
     for key in message:
         if key not in _KEYS and key not in names:
@@ -100,7 +100,7 @@ def _prepare(message: Any, where: str, map_text: TextMap, names: Collection[str]
 
 
 def _checked_role(role: Any, where: str) -> Any:
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise invalid_value(
             "messages", f"must be one of {', '.join(ROLES)}, not {role!r}", where=f"{where}.role"
         )

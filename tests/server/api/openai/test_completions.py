@@ -130,6 +130,21 @@ def test_echo_with_logprobs_scores_the_prompt(complete: Post, engine: FakeEngine
     assert choice["prompt_logprobs"] is None
 
 
+@pytest.mark.parametrize("skips", [True, False])
+def test_offsets_of_an_echoed_prompt_count_the_control_tokens_that_it_names(
+    complete: Post, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, skips: bool
+) -> None:
+    def shows(token_id: int, *, skip_special_tokens: bool) -> bool:
+        return not skip_special_tokens or token_id != ord("^")
+
+    monkeypatch.setattr(engine.tokenizer, "shows", shows)
+    engine.script = "x"
+    fields = {"logprobs": 0, "echo": True, "skip_special_tokens": skips}
+    (choice,) = complete(prompt="a^b", **fields).json()["choices"]
+    assert choice["text"] == "a^bx"
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3]
+
+
 def test_all_log_probabilities_of_an_echoed_prompt(complete: Post, engine: FakeEngine) -> None:
     engine.info.limits = msgspec.structs.replace(LIMITS, max_logprobs=-1, vocab_size=1 << 17)
     (choice,) = complete(prompt="ab", logprobs=-1, echo=True, max_tokens=1).json()["choices"]

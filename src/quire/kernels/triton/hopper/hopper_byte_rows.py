@@ -130,15 +130,15 @@ def hopper_byte_rows_kernel(
         invalidate(words_full)
     position, tiles = tile * m_tiles + first // ROWS, gl.num_programs(0) // SPLIT
     scales_and_bias = row_scale_ptr, bias_ptr, M, N
-    _finish(
-        acc, out_desc, first, row, scales_and_bias, position, part, partial_ptr, arrival_ptr,
-        SPLIT, SHARES,
-    )  # fmt: skip
-    if rest_desc is not None:
+    if rest_desc is not None:  # first, as it leaves registers to the larger part
         _finish(
             rest, rest_out_desc, first + MAIN, row, scales_and_bias, position, part,
             partial_ptr + tiles * (SPLIT * BLOCK_N * MAIN), arrival_ptr + tiles, SPLIT, SHARES,
         )  # fmt: skip
+    _finish(
+        acc, out_desc, first, row, scales_and_bias, position, part, partial_ptr, arrival_ptr,
+        SPLIT, SHARES,
+    )  # fmt: skip
 
 
 @gluon.jit

@@ -77,7 +77,7 @@ def multiply_items(
         sums = _finished(sums)
         mbarrier.arrive(empty.index((2 * count - 1) % STAGES), count=1)
         tile, part = tile_of(item, sizes)
-        for i in gl.static_range(PARTS):
+        for i in gl.static_range(PARTS - 1, -1, -1):  # the small one leaves registers to the other
             tiles = num_items // SPLIT
             own_partial_ptr = partial_ptr + i * tiles * SPLIT * codes.shape[1] * MAIN
             complete, token, acc = add_parts(

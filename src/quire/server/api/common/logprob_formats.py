@@ -62,7 +62,8 @@ class PromptLogprob(msgspec.Struct):
 class TextOffsets:
     """Computes where each token of a text starts, in characters, from the tokens' bytes.
 
-    before: the token ids in front of the text. begin: the offset of the first token.
+    before: the token ids in front of the text. begin: the offset of the first token. prompt: the
+    text itself where tokens were made of it: control tokens show as far as they are named there.
     """
 
     def __init__(
@@ -72,17 +73,27 @@ class TextOffsets:
         *,
         skip_special_tokens: bool,
         begin: int = 0,
+        prompt: str | None = None,
     ) -> None:
-        self._text = Detokenizer(tokenizer, before, skip_special_tokens=skip_special_tokens)
+        skips = skip_special_tokens or prompt is not None
+        self._text = Detokenizer(tokenizer, before, skip_special_tokens=skips)
         self._offset = begin
+        self._tokenizer, self._prompt = tokenizer, prompt
 
     def of(self, token_ids: Sequence[int]) -> list[int]:
         """The offsets of the text's next tokens."""
         offsets = []
         for token_id in token_ids:
             offsets.append(self._offset)
-            self._offset += len(self._text.push([token_id]))
+            self._offset += len(self._text.push([token_id])) or self._named(token_id)
         return offsets
+
+    def _named(self, token_id: int) -> int:
+        """The characters of a control token that the prompt names."""
+        if self._prompt is None or self._tokenizer.shows(token_id, skip_special_tokens=True):
+            return 0
+        name = self._tokenizer.token_text(token_id)
+        return len(name) if self._prompt.startswith(name, self._offset) else 0
 
 
 def num_shown(sampling: SamplingParams) -> int | None:

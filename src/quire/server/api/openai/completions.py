@@ -203,7 +203,7 @@ class CompletionFormatter(OpenAIReplyFormatter):
     ) -> CompletionLogprobs:
         positions, token_ids = list(output.logprobs or ()), list(output.token_ids)
         if is_first and self._echo:
-            echoed = self._text_offsets([]).of(item.prompt_token_ids)
+            echoed = self._text_offsets([], prompt=item.prompt).of(item.prompt_token_ids)
             positions = [*(item.prompt_logprobs or ()), *positions]
             token_ids = [*item.prompt_token_ids, *token_ids]
             offsets = [*echoed, *offsets]
@@ -212,9 +212,13 @@ class CompletionFormatter(OpenAIReplyFormatter):
             as_ids=self._spells_ids,
         )  # fmt: skip
 
-    def _text_offsets(self, before: Sequence[int], *, begin: int = 0) -> TextOffsets:
-        skip = self.job.sampling.skip_special_tokens
-        return TextOffsets(self._tokenizer, before, skip_special_tokens=skip, begin=begin)
+    def _text_offsets(
+        self, before: Sequence[int], *, begin: int = 0, prompt: str | None = None
+    ) -> TextOffsets:
+        return TextOffsets(
+            self._tokenizer, before, begin=begin, prompt=prompt,
+            skip_special_tokens=self.job.sampling.skip_special_tokens,
+        )  # fmt: skip
 
     def _prompt_text(self, item: RequestOutput) -> str:
         if item.prompt is not None:
