@@ -309,6 +309,17 @@ def test_configs_of_blocks_fit(n: int, k: int) -> None:
             assert each.split == 1 or (2 * tiles <= NUM_COUNTERS and sums <= NUM_PARTIALS)
 
 
+def test_rows_are_rounded_in_blocks_where_a_config_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(byte_linear, "has_hopper_gpu", lambda _: True)
+    rows, words, scale = 2**13, torch.empty(2**17, 0), torch.empty(0)
+    for inputs, fits in ((2**16, True), (2**17, False)):
+        weight = ByteWords(words, scale, None, scale, 128, inputs, "e4m3")
+        assert multiplies_blocks(rows, weight) == fits
+        assert fits == (block_config(rows, len(words), inputs, 132) is not None)
+
+
 SIZES = [(4096, 4096), (28672, 4096), (6144, 4096), (4096, 14336), (1536, 896), (64, 256),
          (8192, 28672), (128256, 4096)]  # fmt: skip
 

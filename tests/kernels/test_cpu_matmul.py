@@ -25,3 +25,9 @@ def test_tiles_do_not_show(
             found = torch_matmul.linear(x, each, added)
             assert (found.shape, found.dtype) == ((num_rows, 40), dtype)
             torch.testing.assert_close(found, reference.linear(x, each, added), **close)
+
+
+def test_sums_of_no_inputs_are_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_matmul, "is_emulated", lambda _: True)
+    x, weight = torch.empty(70, 0, dtype=torch.bfloat16), torch.empty(40, 0, dtype=torch.bfloat16)
+    assert torch.equal(torch_matmul.linear(x, weight, None), x.new_zeros(70, 40))

@@ -55,6 +55,8 @@ KERNELS = {
     "rows_bytes_small": ["90"],
     "blocks": ["90"],
     "blocks_split": ["90"],
+    "blocks_few": ["90"],
+    "blocks_wide": ["90"],
     "blocks_int8": ["90"],
     "rows_int4": ["90"],
     "rows_int4_zeros": ["90"],

@@ -96,11 +96,8 @@ class HessianRounding:
         for start in range(0, k, _BLOCK):
             end = min(start + _BLOCK, k)
             block = weight[:, start:end].t().contiguous()  # a column in one piece of memory
-            coded, errors, rows = (
-                torch.empty_like(block),
-                torch.empty_like(block),
-                factor[start:end],
-            )
+            coded, errors = torch.empty_like(block), torch.empty_like(block)
+            rows = factor[start:end]
             for index, column in enumerate(range(start, end)):
                 if is_open and column % size == 0:
                     # columns of later blocks have had all errors so far; this block's, own ones

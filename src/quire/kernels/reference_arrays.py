@@ -16,7 +16,7 @@ _PIECE = 1 << 18  # logits worked on at a time: 1 MiB, which stays in a core's c
 
 def few_rows(count: int, size: int, most: int = _PIECE) -> list[slice]:
     """Slices of `count` rows of `size` numbers, of at most so many numbers or one row."""
-    step = max(1, most // size)
+    step = max(1, most // max(1, size))
     return [slice(begin, begin + step) for begin in range(0, count, step)]
 
 

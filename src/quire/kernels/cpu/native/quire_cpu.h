@@ -53,7 +53,7 @@ enum class Epilogue : int32_t {
 
 // How a GEMM's weight is packed: blocks of 16 outputs, inside them the steps of k that the dot
 // instructions take. n is a multiple of 16 (of 32 with silu), k of the step. Python's NativeFormat
-// (native_structs.py) has the same names and numbers.
+// (native_format.py) has the same names and numbers.
 enum class Format : int32_t {
     f32 = 0,   // [n / 16, k, 16] float, k even
     bf16 = 1,  // [n / 16, k / 2, 16, 2] bf16

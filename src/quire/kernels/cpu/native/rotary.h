@@ -1,5 +1,5 @@
 // Rotary embedding and the write of keys and values. Included inside a namespace that has the
-// vector types and paged.h.
+// vector types, norm.h and paged.h.
 
 // Puts a head of numbers into the cache, in its type.
 template <typename Code>
@@ -33,16 +33,10 @@ inline void write_row<int8_t>(const float* x, int64_t dim, char* row) {
 template <typename T>
 inline void load_head(const T* x, const T* norm, float eps, int64_t dim, float* out) {
     for (int64_t i = 0; i < dim; i += 16) F32::load(x + i).store(out + i);
-    if (norm) {
-        F32 squares = F32::zero();
-        for (int64_t i = 0; i < dim; i += 16) {
-            const F32 v = F32::load(out + i);
-            squares = fma(v, v, squares);
-        }
-        const F32 by = F32::all(1.0f / std::sqrt(squares.sum() / static_cast<float>(dim) + eps));
-        for (int64_t i = 0; i < dim; i += 16)
-            (F32::load(out + i) * by * F32::load(norm + i)).store(out + i);
-    }
+    if (!norm) return;
+    const F32 by = F32::all(rms_factor(out, dim, eps));
+    for (int64_t i = 0; i < dim; i += 16)
+        (F32::load(out + i) * by * F32::load(norm + i)).store(out + i);
 }
 
 // Rotates the pairs (i, i + dim / 2); both halves of cos and sin are given, sin's with its sign.

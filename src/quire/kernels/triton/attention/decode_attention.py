@@ -45,10 +45,9 @@ def decode_attention_kernel(
     tiles int32 [B + 1]: number of key tiles of all decodes before each request. runs int32
     [programs, 10]: each program's run, as `plan_kernel` stores it. Rows of out behind the last
     request's token are set to zeros. scale: of the scores, times log2(e). WINDOW: keys that a query
-    sees, 0 for all. SOFT_CAP: of scores times log2(e), 0 for none. sinks
-    [Hkv · GROUP] or None. CODES_PATH: "plain", or how
-    `codes_to_float16` converts keys and values in 8 bits. k_scale, v_scale [blocks, BLOCK_SIZE,
-    Hkv]: of those in INT8, else None.
+    sees, 0 for all. SOFT_CAP: of scores times log2(e), 0 for none. sinks [Hkv · GROUP] or None.
+    CODES_PATH: "plain", or how `codes_to_float16` converts keys and values in 8 bits. k_scale,
+    v_scale [blocks, BLOCK_SIZE, Hkv]: of those in INT8, else None.
 
     With PDL a program loads its plan while the previous kernel, which writes queries and the newest
     keys, still runs; unless plan_is_fresh, as that kernel then made the plan. opens_early: the next

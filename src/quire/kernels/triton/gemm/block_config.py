@@ -40,6 +40,7 @@ class BlockConfig(TileConfig):
 # multiprocessor, and for each of those beside each other where they take longer; on one H200
 STEP_US = {(128, 64): (0.56, 0.28), (64, 64): (0.42, 0.158), (128, 128): (0.62, 0.62)}
 START_US = 4.5  # of a program besides
+MOST_INPUTS = 2**16  # whose scales fit beside two stages of tiles of 64 by 64, whatever the split
 
 
 def expected_us(m: int, n: int, k: int, num_sms: int, config: BlockConfig) -> float:

@@ -17,11 +17,6 @@ class ByteRowsConfig(TileConfig):
     """A tile of a weight of a byte each; rings of W and of x have as many stages."""
 
     @property
-    def rest(self) -> int:
-        """Rows of a tile beyond a power of two."""
-        return self.block_m - (1 << self.block_m.bit_length() - 1)
-
-    @property
     def columns(self) -> int:
         """Columns of x in a stage."""
         return 64 if self.block_m > 128 else 128

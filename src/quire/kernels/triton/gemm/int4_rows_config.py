@@ -17,11 +17,6 @@ class Int4RowsConfig(TileConfig):
     """A tile of a four-bit weight; the ring has `stages` blocks of 128 columns."""
 
     @property
-    def rest(self) -> int:
-        """Rows of x beyond the largest power of two, which are multiplied by themselves."""
-        return self.block_m - (1 << self.block_m.bit_length() - 1)
-
-    @property
     def shared_memory(self) -> int:
         """Bytes of a program: the ring, two steps of words, and twice 64 rows of results.
 

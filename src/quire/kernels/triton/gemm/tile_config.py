@@ -27,6 +27,11 @@ class TileConfig:
         """A warpgroup for 64 outputs."""
         return self.block_n // 16
 
+    @property
+    def rest(self) -> int:
+        """Rows of x beyond the largest power of two, which are multiplied by themselves."""
+        return self.block_m - (1 << self.block_m.bit_length() - 1)
+
     def steps(self, k: int, columns: int) -> int:
         """Steps of so many columns that a program does."""
         return math.ceil(math.ceil(k / columns) / self.split)

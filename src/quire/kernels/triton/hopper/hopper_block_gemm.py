@@ -29,7 +29,7 @@ from quire.kernels.triton.gemm.block_config import BlockConfig
 from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper.hopper_fp8_gemm import store_rows
 from quire.kernels.triton.hopper.hopper_gemm import tile_layout, tiles_of
-from quire.kernels.triton.hopper.hopper_gemm_ring import ask_weight, sums_layout, sums_type
+from quire.kernels.triton.hopper.hopper_gemm_ring import ask_weight, ring_of, sums_layout, sums_type
 from quire.kernels.triton.hopper.hopper_split_k import add_parts
 from quire.kernels.triton.launch.gluon_compat import barrier, fetch_box, seen_as
 from quire.kernels.triton.launch.row_memory import whole_boxes
@@ -78,9 +78,7 @@ def hopper_block_gemm_kernel(
     steps = gl.cdiv(K, 128)
     begin, end = part * steps // SPLIT, (part + 1) * steps // SPLIT
     row = tile * BLOCK_N
-    ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BLOCK_N, 128], w_desc.layout)
-    x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M, 128], x_desc.layout)
-    full = barriers(STAGES, 1)
+    ring, x_ring, full = ring_of(w_desc, STAGES), ring_of(x_desc, STAGES), barriers(STAGES, 1)
     fence_async_shared()
     for stage in gl.static_range(STAGES):
         ask_weight(w_desc, x_desc, ring, full, row, begin, end, stage)

@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.batch_layout import SHARED_MEMBERS, BatchLayout
-from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
+from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate_ring
 from quire.kernels.triton.hopper.hopper_decode_merge import clear, leave_or_merge, with_shared_part
 from quire.kernels.triton.hopper.hopper_decode_tiles import attend_to_keys, leave_query, load_query
 from quire.kernels.triton.hopper.hopper_decode_work import fetch, first_row, oldest_key, row_behind
@@ -86,6 +86,7 @@ def hopper_decode_kernel(
     p_dtype: gl.constexpr = k_desc.dtype if WIDE else gl.float16
     ROWS_OF_16: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     GROUPS: gl.constexpr = 4 if GROUP <= 4 else (8 if GROUP <= 8 else 16)
+    # a slot has a tile of keys and one of values
     smem = gl.allocate_shared_memory(k_desc.dtype, [2 * SLOTS, TILE, HEAD_DIM], k_desc.layout)
     ring = (smem, barriers(SLOTS, 1), barriers(SLOTS, 1))
     q_smem = gl.allocate_shared_memory(
@@ -111,8 +112,7 @@ def hopper_decode_kernel(
         [1],
         [32],
     )  # fmt: skip
-    invalidate(ring[1])
-    invalidate(ring[2])
+    invalidate_ring(ring)
 
 
 @gluon.jit

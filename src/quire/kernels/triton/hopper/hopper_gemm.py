@@ -95,33 +95,29 @@ def hopper_gemm_kernel(
     BLOCK_K: gl.constexpr = 1024 // w_desc.dtype.primitive_bitwidth  # of 128 bytes
     LETS_IN: gl.constexpr = PDL and (w_desc.dtype.primitive_bitwidth == 16 or GROUP > 0)
     COLUMNS: gl.constexpr = STEP * TILES if GROUP > 0 else TILES * BLOCK_K
+    SLOTS: gl.constexpr = STAGES if GROUP > 0 else STAGES * TILES
     m_tiles = gl.cdiv(M, BLOCK_M) if GROUP > 0 else 1
     program, first = gl.program_id(0) // m_tiles, gl.program_id(0) % m_tiles * BLOCK_M
     steps = gl.cdiv(K, COLUMNS)
     tile, part = program // SPLIT, program % SPLIT
     begin, end = part * steps // SPLIT, (part + 1) * steps // SPLIT
-    if GROUP > 0:
-        ring = ring_of(w_desc, STAGES)
-    else:
-        ring = gl.allocate_shared_memory(
-            w_desc.dtype, [STAGES * TILES, BLOCK_N, BLOCK_K], w_desc.layout
-        )
-    given = None
+    row = tile * BLOCK_N
+    ring, x_ring = ring_of(w_desc, SLOTS), None
+    given, scales, zeros = None, None, None
     if SCALES_FIRST:
         given = read_groups(
-            group_scale_ptr, tile * BLOCK_N, begin, end, N, K, TILES, BLOCK_N, GROUP, GROUP_ROWS,
-            HEAD_DIM,
-        )  # fmt: skip
+            group_scale_ptr, row, begin, end, N, K, TILES, BLOCK_N, GROUP, GROUP_ROWS, HEAD_DIM
+        )
     full = barriers(STAGES, 1)
     fence_async_shared()
     for stage in gl.static_range(STAGES):
         if GROUP > 0:
-            ask_words(w_desc, x_desc, ring, full, tile * BLOCK_N, begin, end, stage, HEAD_DIM)
+            ask_words(w_desc, x_desc, ring, full, row, begin, end, stage, HEAD_DIM)
         else:
-            ask_weight(w_desc, x_desc, ring, full, tile * BLOCK_N, begin, end, stage)
+            ask_weight(w_desc, x_desc, ring, full, row, begin, end, stage)
     layout: gl.constexpr = _layout_out(BLOCK_N, HEAD_DIM, gl.num_warps())
     rows = gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
-    rows = outputs_of(rows, tile * BLOCK_N, BLOCK_N, HEAD_DIM)
+    rows = outputs_of(rows, row, BLOCK_N, HEAD_DIM)
     begin_token = first
     if SHARES > 1:
         begin_token += part * WIDTH
@@ -129,32 +125,25 @@ def hopper_gemm_kernel(
     by, bias, weight = _load_weights(w_scale_ptr, bias_ptr, norm_ptr, rows, N, HAS_BIAS, HAS_NORM)
     if LETS_IN:
         gdc_launch_dependents()
-    x_ring, scales, zeros = None, None, None
-    if GROUP > 0:
-        if group_scale_ptr is not None:
-            scales = load_groups(
-                group_scale_ptr, tile * BLOCK_N, begin, end, N, K, TILES, BLOCK_N, GROUP,
-                GROUP_ROWS, CODEBOOK is None, HEAD_DIM, given,
-            )  # fmt: skip
-        if zero_ptr is not None:
-            zeros = load_groups(
-                zero_ptr, tile * BLOCK_N, begin, end, N, K, TILES, BLOCK_N, GROUP,
-                GROUP_ROWS, CODEBOOK is None, HEAD_DIM,
-            )  # fmt: skip
+    if group_scale_ptr is not None:
+        scales = load_groups(
+            group_scale_ptr, row, begin, end, N, K, TILES, BLOCK_N, GROUP, GROUP_ROWS,
+            CODEBOOK is None, HEAD_DIM, given,
+        )  # fmt: skip
+    if zero_ptr is not None:
+        zeros = load_groups(
+            zero_ptr, row, begin, end, N, K, TILES, BLOCK_N, GROUP, GROUP_ROWS,
+            CODEBOOK is None, HEAD_DIM,
+        )  # fmt: skip
     if PDL:  # results of the previous kernel are read from here on
         gdc_wait()
-    if GROUP > 0:
-        x_ring = gl.allocate_shared_memory(
-            x_desc.dtype, [STAGES, 4, TILES, BLOCK_M, 64], x_desc.layout
-        )
+    if x_desc is not None:
+        x_ring = ring_of(x_desc, SLOTS)
         for stage in gl.static_range(STAGES):
-            ask_columns(x_desc, x_ring, full, first, begin, end, stage)
-    elif x_desc is not None:
-        x_ring = gl.allocate_shared_memory(
-            x_desc.dtype, [STAGES * TILES, BLOCK_M, BLOCK_K], x_desc.layout
-        )
-        for stage in gl.static_range(STAGES):
-            ask_rows(x_desc, x_ring, full, begin, end, stage)
+            if GROUP > 0:
+                ask_columns(x_desc, x_ring, full, first, begin, end, stage)
+            else:
+                ask_rows(x_desc, x_ring, full, begin, end, stage)
     inside = (tokens < M)[None, :] & (rows < N)[:, None]
     offsets = tokens[None, :] * stride_out + rows[:, None]
     residual = gl.zeros([1, 1], gl.float32, layout)
@@ -168,8 +157,8 @@ def hopper_gemm_kernel(
     if HAS_SQUARES:
         divisor = _divisor(squares_ptr, num_squares, tokens, M, K, eps)
     acc = _multiply(
-        x_ptr, x_desc, w_desc, ring, x_ring, scales, zeros, full, tile * BLOCK_N, first, begin, end,
-        M, K, stride_x, BLOCK_M, CHUNK, PDL, GROUP, SCALED, CODEBOOK, HEAD_DIM,
+        x_ptr, x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end, M, K,
+        stride_x, BLOCK_M, CHUNK, PDL, GROUP, SCALED, CODEBOOK, HEAD_DIM,
     )  # fmt: skip
     invalidate(full)
     acc = gl.convert_layout(acc, layout)

@@ -43,10 +43,8 @@ def multiply_integers(
     x_blocks = seen_as(
         x_ring, x_ring.dtype, [STAGES * 4 // TOGETHER, WIDTH, 64], gl.NVMMASharedLayout(128, 16)
     )
-    a = gl.zeros([HEIGHT, WIDTH], gl.float32, layout)
-    b = a
-    c = a
-    d = a  # sums of the second to fourth of the blocks together
+    # of the blocks together, the next one's first
+    sums = (gl.zeros([HEIGHT, WIDTH], gl.float32, layout),) * TOGETHER
     barrier()  # scales and zeros are there
     for step in range(end - begin):
         slot = step % STAGES
@@ -55,29 +53,20 @@ def multiply_integers(
         for i in gl.static_range(4):
             numbers = _block(words, zeros, scales, step, GROUP, i)
             x = x_blocks.index((slot * 4 + i) // TOGETHER).permute((1, 0))
-            if i % TOGETHER == 0:
-                a = warpgroup_mma(numbers, x, a, is_async=True)
-            elif i % TOGETHER == 1:
-                b = warpgroup_mma(numbers, x, b, is_async=True)
-            elif i % TOGETHER == 2:
-                c = warpgroup_mma(numbers, x, c, is_async=True)
-            else:
-                d = warpgroup_mma(numbers, x, d, is_async=True)
+            sums = sums[1:] + (warpgroup_mma(numbers, x, sums[0], is_async=True),)  # noqa: RUF005
         if TOGETHER == 1:
-            a = warpgroup_mma_wait(0, deps=[a])
-        elif TOGETHER == 2:
-            a, b = warpgroup_mma_wait(0, deps=[a, b])
+            sums = (warpgroup_mma_wait(0, deps=sums),)
         else:
-            a, b, c, d = warpgroup_mma_wait(0, deps=[a, b, c, d])
+            sums = warpgroup_mma_wait(0, deps=sums)
         barrier()  # all warps have finished the step, so its slot is free
         ask_words(w_desc, x_desc, ring, full, row, begin, end, step + STAGES, HEAD_DIM)
         ask_columns(x_desc, x_ring, full, first, begin, end, step + STAGES)
-    total = a
+    total = sums[0]
     block = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))[None, :] // (PARTS * BLOCK_M)
     if TOGETHER > 1:
-        total = gl.where(block == 0, a, b)
+        total = gl.where(block == 0, sums[0], sums[1])
     if TOGETHER > 2:
-        total = gl.where(block < 2, total, gl.where(block == 2, c, d))
+        total = gl.where(block < 2, total, gl.where(block == 2, sums[2], sums[3]))
     return own_columns(total * 2.0**21, PARTS, BLOCK_M)
 
 

@@ -20,7 +20,12 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from quire.kernels.triton.attention.prefill_tiles import WORK_FIELDS
 from quire.kernels.triton.hopper.hopper_attend import attend
-from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
+from quire.kernels.triton.hopper.hopper_barriers import (
+    barriers,
+    invalidate,
+    invalidate_ring,
+    tile_ring,
+)
 from quire.kernels.triton.hopper.hopper_prefill_dequantize import dequantize_values
 from quire.kernels.triton.hopper.hopper_prefill_work import fetch
 from quire.kernels.triton.hopper.hopper_queries import ROWS, query_ring
@@ -90,8 +95,8 @@ def hopper_prefill_kernel(
     OWN: gl.constexpr = k_desc.layout
     USERS: gl.constexpr = 1 if SPLIT else 2
     queries = query_ring(key_type, HEAD_DIM, OWN)
-    keys = _ring(key_type, HEAD_DIM, TILE, SLOTS, 2 if INT8 else 1, USERS, OWN)
-    values = _ring(dtype, HEAD_DIM, TILE, SLOTS, 1, USERS, WIDE)
+    keys = tile_ring(key_type, SLOTS, TILE, HEAD_DIM, OWN, 2 if INT8 else 1, USERS)
+    values = tile_ring(dtype, SLOTS, TILE, HEAD_DIM, WIDE, 1, USERS)
     scales = ((), ())
     if INT8:
         scales = (_words(gl.float32, SLOTS, TILE), _words(gl.int32, 4, TILE))
@@ -105,7 +110,7 @@ def hopper_prefill_kernel(
     )  # fmt: skip
     # last lists: registers for each thread; the first warpgroup has as many as the second
     if IN_8_BITS:
-        codes = _ring(key_type, HEAD_DIM, TILE, SLOTS, 1, 1, OWN)
+        codes = tile_ring(key_type, SLOTS, TILE, HEAD_DIM, OWN)
         fence_async_shared()
         gl.warp_specialize(
             [
@@ -126,10 +131,8 @@ def hopper_prefill_kernel(
             [4, 4, 1],
             [208, 56, 40],
         )  # fmt: skip
-        invalidate(queries[1])
-        invalidate(queries[2])
-        invalidate(codes[1])
-        invalidate(codes[2])
+        invalidate_ring(queries)
+        invalidate_ring(codes)
     else:
         fence_async_shared()
         gl.warp_specialize(
@@ -147,23 +150,11 @@ def hopper_prefill_kernel(
             [4, 1],
             [224, 56],
         )  # fmt: skip
-    invalidate(keys[1])
-    invalidate(keys[2])
-    invalidate(values[1])
-    invalidate(values[2])
+    invalidate_ring(keys)
+    invalidate_ring(values)
     if SPLIT:
         invalidate(other[3])  # type: ignore[misc]
         invalidate(other[4])  # type: ignore[misc]
-
-
-@gluon.jit
-def _ring(
-    dtype: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr, SLOTS: gl.constexpr,
-    MAKERS: gl.constexpr, USERS: gl.constexpr, LAYOUT: gl.constexpr,
-):  # fmt: skip
-    """A ring of tiles of keys or values, with barriers for full and empty slots."""
-    smem = gl.allocate_shared_memory(dtype, [SLOTS, TILE, HEAD_DIM], LAYOUT)
-    return smem, barriers(SLOTS, MAKERS), barriers(SLOTS, USERS)
 
 
 @gluon.jit

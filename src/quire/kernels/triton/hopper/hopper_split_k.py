@@ -3,6 +3,10 @@
 Floor: a tile's sums are written and read by all of its programs at once. Where they share the
 tokens, each of them adds up some, and waits until the others have written theirs. Else the last one
 to arrive adds up all, which takes as many times longer; it waits for none, for any number of parts.
+
+Those who wait hold their multiprocessors. So the others must come to run beside them, see
+`shares_of`: programs begin in the order of their ids, and of the next kernel none begins before all
+of this one have (PDL).
 """
 
 from __future__ import annotations

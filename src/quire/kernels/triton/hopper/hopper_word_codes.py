@@ -143,7 +143,6 @@ def multiply_codes(
         slot = step % STAGES
         mbarrier.wait(full.index(slot), (step // STAGES) & 1)
         words = words_of.index(slot * WORDS).load(operand)
-        blocks = words, zeros, scales, x_blocks, step, slot
         if SUMS == 1:
             for i in gl.static_range(4):
                 if WORDS == 2 and i == 2:
@@ -153,23 +152,17 @@ def multiply_codes(
                 total = warpgroup_mma(a, x, total, is_async=True)
             total = warpgroup_mma_wait(0, deps=[total])
         else:
-            latter = blocks
+            latter, sums = words, ()
             if WORDS == 2:
-                words = words_of.index(slot * WORDS + 1).load(operand)
-                latter = words, zeros, scales, x_blocks, step, slot
-            a = _sum(blocks, total, 0, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
-            if SUMS == 4:
-                b = _sum(blocks, total, 1, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
-                c = _sum(latter, total, 2, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
-                d = _sum(latter, total, 3, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
-            else:
-                b = _sum(latter, total, 1, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
+                latter = words_of.index(slot * WORDS + 1).load(operand)
+            for i in gl.static_range(SUMS):
+                blocks = (words if 2 * i < SUMS else latter), zeros, scales, x_blocks, step, slot
+                own = _sum(blocks, total, i, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
+                sums = sums + (own,)  # type: ignore[assignment]  # noqa: RUF005
             block = column // PARTS
-            total = _added(total, a, 0, SUMS, scales, step, block, TOGETHER, GROUP, SCALED)
-            total = _added(total, b, 1, SUMS, scales, step, block, TOGETHER, GROUP, SCALED)
-            if SUMS == 4:
-                total = _added(total, c, 2, SUMS, scales, step, block, TOGETHER, GROUP, SCALED)
-                total = _added(total, d, 3, SUMS, scales, step, block, TOGETHER, GROUP, SCALED)
+            for i in gl.static_range(SUMS):
+                own = sums[i]
+                total = _added(total, own, i, SUMS, scales, step, block, TOGETHER, GROUP, SCALED)
         barrier()  # all warps have finished the step, so its slot is free
         ask_words(w_desc, x_desc, ring, full, row, begin, end, step + STAGES)
         ask_columns(x_desc, x_ring, full, first, begin, end, step + STAGES)

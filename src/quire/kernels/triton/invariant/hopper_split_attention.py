@@ -23,7 +23,7 @@ from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.triton.attention.attention_plan import Plan
 from quire.kernels.triton.attention.prefill_tiles import WORK_FIELDS
 from quire.kernels.triton.hopper.hopper_attend import clear_unwritten
-from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
+from quire.kernels.triton.hopper.hopper_barriers import invalidate_ring, tile_ring
 from quire.kernels.triton.hopper.hopper_decode_merge import clear
 from quire.kernels.triton.hopper.hopper_prefill_work import await_tile, fetch_tile, rows_of
 from quire.kernels.triton.hopper.hopper_queries import ROWS, rows_in_memory
@@ -79,10 +79,8 @@ def hopper_split_attention_kernel(
 ):  # fmt: skip
     """As `invariant_attention_kernel`; caches as boxes of [slots, Hkv · D]."""
     q_smem = gl.allocate_shared_memory(k_desc.dtype, [ROWS, HEAD_DIM], k_desc.layout)
-    k_smem = gl.allocate_shared_memory(k_desc.dtype, [SLOTS, TILE, HEAD_DIM], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(k_desc.dtype, [SLOTS, TILE, HEAD_DIM], k_desc.layout)
-    keys = (k_smem, barriers(SLOTS, 1), barriers(SLOTS, 1))
-    values = (v_smem, barriers(SLOTS, 1), barriers(SLOTS, 1))
+    keys = tile_ring(k_desc.dtype, SLOTS, TILE, HEAD_DIM, k_desc.layout)
+    values = tile_ring(k_desc.dtype, SLOTS, TILE, HEAD_DIM, k_desc.layout)
     fence_async_shared()
     plan = (work_ptr, num_tiles_ptr, most_splits)
     outside = (out_ptr, stride_out_token, part_ptr, counter_ptr)
@@ -99,10 +97,8 @@ def hopper_split_attention_kernel(
         [1],
         [24],
     )  # fmt: skip
-    invalidate(keys[1])
-    invalidate(keys[2])
-    invalidate(values[1])
-    invalidate(values[2])
+    invalidate_ring(keys)
+    invalidate_ring(values)
 
 
 @gluon.jit

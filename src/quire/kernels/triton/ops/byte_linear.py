@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quire.kernels.byte_operands import BlockRows, ByteWords, Fp8Blocks, Int8Blocks
 from quire.kernels.operands import RoundedRows, Rows
-from quire.kernels.triton.gemm.block_config import block_config
+from quire.kernels.triton.gemm.block_config import MOST_INPUTS, block_config
 from quire.kernels.triton.gemm.byte_config import byte_config
 from quire.kernels.triton.gemm.byte_rows_config import ByteRowsConfig, byte_rows_config
 from quire.kernels.triton.gemm.int4_config import Int4Config
@@ -109,7 +109,7 @@ def multiplies_blocks(rows: int, weight: ByteWords) -> bool:
     n, k, device = len(weight.words), weight.inputs, weight.words.device
     if stays_exact(weight.codes, rows, k) or weight.zeros is not None or not weight.rounds:
         return False
-    whole = weight.group == 128 and k % 128 == n % 8 == 0
+    whole = weight.group == 128 and k % 128 == n % 8 == 0 and k <= MOST_INPUTS
     return whole and (weight.scale is not None or weight.codes == "s8") and has_hopper_gpu(device)
 
 
@@ -119,7 +119,7 @@ def in_blocks(x: RoundedRows, weight: ByteWords, bias: Tensor | None) -> Tensor:
 
     shape = len(x.codes), len(weight.words), weight.inputs
     config = block_config(*shape, workspace(weight.words.device).num_sms)
-    assert config is not None  # as tiles without a split of K always have the room
+    assert config is not None  # as K is at most MOST_INPUTS
     return multiply_blocks(x, weight, bias, config)
 
 
