@@ -79,8 +79,9 @@ def hopper_split_attention_kernel(
 ):  # fmt: skip
     """As `invariant_attention_kernel`; caches as boxes of [slots, Hkv · D]."""
     q_smem = gl.allocate_shared_memory(k_desc.dtype, [ROWS, HEAD_DIM], k_desc.layout)
-    keys = tile_ring(k_desc.dtype, SLOTS, TILE, HEAD_DIM, k_desc.layout)
-    values = tile_ring(k_desc.dtype, SLOTS, TILE, HEAD_DIM, k_desc.layout)
+    LAYOUT: gl.constexpr = k_desc.layout
+    keys = tile_ring(k_desc.dtype, SLOTS, TILE, HEAD_DIM, LAYOUT)
+    values = tile_ring(k_desc.dtype, SLOTS, TILE, HEAD_DIM, LAYOUT)
     fence_async_shared()
     plan = (work_ptr, num_tiles_ptr, most_splits)
     outside = (out_ptr, stride_out_token, part_ptr, counter_ptr)
