@@ -23,7 +23,8 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 400
     [
         ({}, "is empty; download the model into it"),
         ({"a.gguf": "GGUF", "README.md": "x"}, r"a\.gguf is damaged at byte 4: "),
-        ({"a.gguf": "", "b.gguf": ""}, r"has 2 GGUF files; name one of them: a\.gguf, b\.gguf"),
+        ({"a.gguf": "", "b.gguf": ""}, r"has 2 GGUF files \(a\.gguf, b\.gguf\); name one of them "
+         r"as the model, such as .*/a\.gguf$"),
         ({"adapter_config.json": "{}", "adapter_model.safetensors": "x"}, "is a LoRA adapter, .*"
          "merge it .*, and name the merged folder"),
         ({"model_index.json": "{}"}, "is an image model"),
@@ -127,6 +128,17 @@ def test_an_unknown_family_gets_the_list_of_supported_ones(tmp_path: Path) -> No
     (tmp_path / "config.json").write_text('{"architectures": ["MixtralForCausalLM"]}')
     with pytest.raises(CheckpointError, match=r"names 'MixtralForCausalLM'; supported are Llama.*, "
                        "such as Qwen/Qwen3-0.6B"):  # fmt: skip
+        ModelConfig.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Qwen3ForSequenceClassification", "BertForTokenClassification", "Qwen2ForProcessRewardModel"],
+)
+def test_a_classifier_is_called_so_and_gets_what_would_work(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
+    with pytest.raises(CheckpointError, match=f"names '{name}', a classifier or reranker, .*; take "
+                       "an embedding model, .* /v1/rerank, /v1/score"):  # fmt: skip
         ModelConfig.from_folder(tmp_path)
 
 

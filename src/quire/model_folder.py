@@ -108,7 +108,8 @@ def gguf_file(folder: Path) -> Path | None:
         return None
     if len(found) > 1:
         raise CheckpointError(
-            f"{folder} has {len(found)} GGUF files; name one of them: {shown_names(found)}"
+            f"{folder} has {len(found)} GGUF files ({shown_names(found)}); name one of them as the "
+            f"model, such as {folder / found[0]}"
         )
     return folder / found[0]
 

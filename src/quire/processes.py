@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from quire.errors import ConfigError
+
 T = TypeVar("T")
 
 INTERRUPTED = 130  # the exit status of a process that Ctrl-C ended
@@ -38,6 +40,20 @@ def exit_on_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, usual)
+
+
+def check_process(maker: int, what: str) -> None:
+    """Raise ConfigError if this is another process than the one with the id `maker`: a fork of it.
+
+    Threads are not forked, but what waits for them is: OpenMP's next loop would never end. what:
+    the sentence's subject and verb.
+    """
+    if os.getpid() != maker:
+        raise ConfigError(
+            f"{what} in the process that this one was forked from, and a fork has none of its "
+            "threads; make an LLM in each process that uses one, and none before the fork, or "
+            "start processes with multiprocessing.get_context('spawn')"
+        )
 
 
 def is_alive(pid: int) -> bool:

@@ -236,7 +236,8 @@ def test_parts_stay_as_they_came(llm: LLM) -> None:
 
 def test_a_callback_may_not_call_what_called_it(llm: LLM) -> None:
     """It would wait for itself."""
-    for call in (lambda: llm.generate("b", GREEDY), llm.sleep, llm.reset_prefix_cache):
+    calls = (lambda: llm.generate("b", GREEDY), llm.sleep, llm.reset_prefix_cache, llm.close)
+    for call in calls:
         with pytest.raises(ConfigError, match="call it afterwards"):
             llm.generate("a list", GREEDY, use_tqdm=False, on_output=lambda _, call=call: call())  # type: ignore[misc]
     assert llm.generate("a list", GREEDY, use_tqdm=False)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -314,6 +317,48 @@ def test_an_interrupted_close_has_closed(monkeypatch: pytest.MonkeyPatch) -> Non
         llm.close()
     with pytest.raises(ConfigError, match="closed"):
         llm.generate("A list is", GREEDY, use_tqdm=False)
+
+
+FORKS = """
+import os, signal, sys
+from quire import LLM, SamplingParams
+
+options = {"dtype": "float16", "threads": 2, "num_blocks": 64}  # with PyTorch and its OpenMP
+llm, params = LLM(**options), SamplingParams(max_tokens=1)
+prompts = ["a list is " * 60] * 8
+answers = llm.generate(prompts, params, use_tqdm=False)
+if child := os.fork():
+    signal.alarm(60)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(llm.generate(prompts, params, use_tqdm=False)) == 8
+    sys.exit()
+signal.alarm(30)
+for call in (
+    lambda: llm.generate(prompts, params, use_tqdm=False),
+    lambda: llm.stats, llm.sleep, llm.wake_up, llm.close,
+    lambda: LLM(**options),
+):
+    try:
+        call()
+        print("done")
+    except Exception as error:
+        print(type(error).__name__, error)
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked")
+def test_calls_in_a_forked_process_are_refused() -> None:
+    """It would wait for threads that it does not have."""
+    command = [sys.executable, "-W", "ignore", "-c", FORKS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, len(lines)) == (0, 6), done
+    fix = r"; make an LLM in each process that uses one, and none before .* get_context\('spawn'\)$"
+    for line in lines[:-1]:
+        assert re.match("ConfigError this LLM was made in the process .*" + fix, line), line
+    assert re.match("ConfigError PyTorch has run a model in the process .*" + fix, lines[-1]), lines
 
 
 def test_prompts_are_cut_at_their_start(llm: LLM) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import quire
 from quire import LLM, SamplingParams, hub
 from quire.config import ModelSettings
 from quire.errors import CheckpointError
+from quire.gguf import gguf_folder
 from quire.gguf.gguf_config import model_settings
 from quire.gguf.gguf_header import read_gguf_header
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
@@ -286,15 +288,29 @@ def test_a_tokenizer_that_is_not_read_may_be_replaced(tmp_path: Path) -> None:
 def test_folders_with_several_files_name_them(tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf", "mmproj-c.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")
-    with pytest.raises(CheckpointError, match=r"has 2 GGUF files; name one of them: a.gguf, b.g"):
+    with pytest.raises(CheckpointError, match=r"2 GGUF files \(a.gguf, b.gguf\); .*/a.gguf$"):
         hub.resolve_model(str(tmp_path))
 
 
-def test_a_cache_that_cannot_be_written_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_a_cache_config_files_are_in_a_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_checkpoint(BUNDLED, tmp_path / "a.gguf", "F16")
+    file = tmp_path / "a.gguf"
+    write_checkpoint(BUNDLED, file, "F16")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
     with pytest.raises(CheckpointError, match=r"cannot be written .*set XDG_CACHE_HOME"):
-        hub.resolve_model(str(tmp_path / "a.gguf"))
+        hub.resolve_model(str(file))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    folder = hub.resolve_model(str(file))
+    assert folder.parent == tmp_path / "temporary"
+    assert (folder / "model.gguf").resolve() == file
+    assert hub.resolve_model(str(file)) == folder, "one for all that reads it"
+    (record,) = caplog.records
+    assert "a.gguf are in a temporary folder" in record.getMessage()
+    gguf_folder._remove(folder, os.getpid() + 1)
+    assert folder.exists(), "a fork leaves it"
+    gguf_folder._remove(folder, os.getpid())
+    assert not folder.exists()

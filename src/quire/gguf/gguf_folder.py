@@ -6,8 +6,11 @@ The weights stay in the file. A file that has changed gets another folder.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
+import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -24,8 +27,12 @@ from quire.last_use import NO_HOME, last_use, mark_used, user_cache
 from quire.model_folder import GGUF_LINK, NO_TOKENIZER, check_regular
 from quire.version import __version__
 
+logger = logging.getLogger(__name__)
+
 _LAYOUT = 4  # to be raised when other files are made of the same metadata
 _MOST_FOLDERS = 32  # that are kept, of those that were used last
+# those of this process, by the folder of the cache that could not be written
+_temporary: dict[Path, Path] = {}
 
 
 def gguf_folder(file: Path) -> Path:
@@ -35,14 +42,13 @@ def gguf_folder(file: Path) -> Path:
         with suppress(OSError):  # of another user, or on a disk that is read only
             mark_used(folder, folder.parent.iterdir())
         return folder
+    if folder in _temporary:
+        return _temporary[folder]
     content = folder_content(file)
     try:
         _write(folder, file.resolve(), content)
     except OSError as error:
-        raise CheckpointError(
-            f"{folder} cannot be written ({error.strerror}), where config files made of {file} are "
-            "stored; set XDG_CACHE_HOME to a folder that can"
-        ) from error
+        return _write_temporary(folder, file.resolve(), content, error)
     return folder
 
 
@@ -86,9 +92,7 @@ def _write(folder: Path, file: Path, content: Mapping[str, str]) -> None:
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=folder.parent, suffix=".tmp"))
     try:
-        for name, text in content.items():
-            (draft / name).write_text(text, encoding="utf-8")
-        (draft / GGUF_LINK).symlink_to(file)
+        _fill(draft, file, content)
         if not folder.exists():
             draft.rename(folder)
             mark_used(folder, folder.parent.iterdir())
@@ -98,6 +102,35 @@ def _write(folder: Path, file: Path, content: Mapping[str, str]) -> None:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     _remove_oldest(folder.parent)
+
+
+def _write_temporary(folder: Path, file: Path, content: Mapping[str, str], error: OSError) -> Path:
+    """A folder that is removed with this process, where the cache cannot be written."""
+    try:
+        made = Path(tempfile.mkdtemp(prefix="quire-gguf-"))
+        atexit.register(_remove, made, os.getpid())
+        _fill(made, file, content)
+    except OSError:
+        raise CheckpointError(
+            f"{folder} cannot be written ({error.strerror}), where config files made of {file} are "
+            "stored, and neither can a temporary folder; set XDG_CACHE_HOME to a folder that can"
+        ) from error
+    _temporary[folder] = made
+    text = "%s cannot be written (%s); config files made of %s are in a temporary folder, %s"
+    logger.warning(text, folder, error.strerror, file, made)
+    return made
+
+
+def _remove(folder: Path, process: int) -> None:
+    """Remove a folder where the process that made it ends, not in a fork of it."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fill(folder: Path, file: Path, content: Mapping[str, str]) -> None:
+    for name, text in content.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / GGUF_LINK).symlink_to(file)
 
 
 def _remove_oldest(cache: Path) -> None:

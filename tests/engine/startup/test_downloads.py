@@ -13,12 +13,14 @@ import huggingface_hub
 import pytest
 from huggingface_hub import ModelInfo
 from huggingface_hub.utils import filter_repo_objects
+from safetensors.torch import load_file, save_file
 
 from quire import LLM, hub
 from quire.cli.verification import folder_of
 from quire.config import EngineConfig
 from quire.engine.processes.model_fleet import _measured
 from quire.engine.startup import footprint
+from quire.engine.startup.memory_plan import DeviceMemory, plan_memory
 from quire.errors import UserError
 from quire.models.config.quality_report import QUALITY_FILE, write_report
 
@@ -126,6 +128,23 @@ def test_weights_that_the_machine_cannot_hold_are_not_downloaded(
         with pytest.raises(UserError, match="but this machine has 1,024"):
             start(device="cpu")
         assert not fake_hub.has_weights
+
+
+def test_a_config_without_a_data_type_has_that_of_the_weights(
+    fake_hub: FakeHub, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also to the memory plan and the footprint, which download them."""
+    caplog.set_level("INFO")
+    fake_hub.change(dtype=None, torch_dtype=None)
+    weights = load_file(fake_hub.files / WEIGHTS)
+    half = {name: weight.half() for name, weight in weights.items()}
+    save_file(half, fake_hub.files / WEIGHTS)
+    config = EngineConfig.from_options(model=NAME, device="cuda")
+    plan = plan_memory(config, DeviceMemory("cuda", 1 << 33, 1 << 33))
+    assert plan.weights == {"float16": sum(weight.nbytes for weight in half.values())}
+    assert footprint.footprint_of(config).weights == sum(plan.weights.values())
+    said = [each for each in caplog.messages if "no dtype; that of the weights is float16" in each]
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize("start", [serve, generate, quantize])

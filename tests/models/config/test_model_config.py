@@ -15,8 +15,10 @@ import torch
 import transformers
 from checkpoints import CASES
 from harness import load_folder
+from safetensors.torch import save_file
 
 from quire.errors import CheckpointError
+from quire.models.checkpoints.checkpoint import UNKNOWN_DTYPE
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.registry import ARCHITECTURES, FAMILIES
 
@@ -119,7 +121,7 @@ def test_defaults_of_left_out_keys(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (model_config.num_kv_heads, model_config.head_dim) == (32, 64)
     assert (model_config.rope.kind, model_config.rope.theta) == ("default", 10000.0)
-    assert (model_config.dtype, model_config.eos_token_ids) == ("float32", ())
+    assert (model_config.dtype, model_config.eos_token_ids) == (UNKNOWN_DTYPE, ())
 
 
 SIZES = {
@@ -353,6 +355,24 @@ def test_config_is_not_an_object(tmp_path: Path, text: str, words: str) -> None:
 def test_config_is_missing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
         ModelConfig.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_without_a_key_the_data_type_is_that_of_the_weights(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """Of most numbers: norms and biases may have another one, and codes are no numbers."""
+    other = torch.float32 if dtype == torch.float16 else torch.float16
+    weights = {
+        "a.norm": torch.zeros(8, dtype=other),
+        "b.weight": torch.zeros(8, 8, dtype=dtype),
+        "c.qweight": torch.zeros(64, 8, dtype=torch.int32),
+    }
+    save_file(weights, tmp_path / "model.safetensors")
+    for absent in (..., None):
+        found = read(tmp_path, torch_dtype=absent)
+        assert (found.dtype, found.names_dtype) == (str(dtype).removeprefix("torch."), False)
+    assert read(tmp_path, torch_dtype="float16", dtype="bfloat16").dtype == "bfloat16"
 
 
 VALUES = [None, True, 0, -1, 1, 2, 3, 7, 2**40, 10**400, 0.5, -0.0, 1e308, float("nan"), "", "x"]

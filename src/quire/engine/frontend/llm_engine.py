@@ -129,6 +129,7 @@ class LLMEngine(ModelOwner, OfflineEngine):
         """End all requests, and free the memory of weights and KV cache until `wake_up`."""
         check_level(level)  # before anything is dropped
         refuse_unknown(options)
+        self._check_caller()
         if self._engine is not None:
             self._drop_all()
         super().sleep(level)

@@ -7,6 +7,7 @@ Calls from several threads run one after another.
 from __future__ import annotations
 
 import gc
+import os
 import reprlib
 import sys
 import threading
@@ -30,7 +31,7 @@ from quire.engine.frontend.prompt_options import refuse_unknown
 from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.engine.startup.start_engine import start_engine
 from quire.errors import ConfigError, InvalidRequestError, QuireError, invalid_value
-from quire.processes import interrupted
+from quire.processes import check_process, interrupted
 from quire.tokenizer.tokenizer import Tokenizer
 
 Item = TypeVar("Item")
@@ -81,15 +82,24 @@ class OfflineEngine:
         self.eos_token_ids = self._inputs.eos_token_ids
         self._num_requests = 0
         self._lock = threading.Lock()
-        self._thread: int | None = None  # in which an on_output runs
+        self._thread: int | None = None  # in which an on_output or on_answer runs
+        self._process = os.getpid()
 
     @property
     def _call_lock(self) -> threading.Lock:
-        """The lock of a call. Raises ConfigError in an on_output, which would wait for itself."""
-        if self._thread == threading.get_ident():
-            text = "on_output is part of a call of this LLM, which makes no other one meanwhile"
-            raise ConfigError(f"{text}; call it afterwards, or use AsyncEngine")
+        """The lock of a call. Raises as `_check_caller` does."""
+        self._check_caller()
         return self._lock
+
+    def _check_caller(self) -> None:
+        """Raise ConfigError for a caller that would wait for ever.
+
+        That is an on_output or on_answer, which would wait for itself, and a forked process.
+        """
+        check_process(self._process, "this LLM was made")
+        if self._thread == threading.get_ident():
+            text = "on_output and on_answer are part of a call of this LLM, which makes no other"
+            raise ConfigError(f"{text} one meanwhile; call it afterwards, or use AsyncEngine")
 
     @property
     def stats(self) -> EngineStats:
@@ -139,7 +149,11 @@ class OfflineEngine:
         return self._engine is None
 
     def close(self) -> None:
-        """Free all memory, for good, even if it is interrupted."""
+        """Free all memory, for good, even if it is interrupted.
+
+        Raises ConfigError, and leaves the model as it is, in an on_output or a forked process.
+        """
+        self._check_caller()
         try:
             self.sleep()
         finally:
@@ -151,6 +165,7 @@ class OfflineEngine:
             raise ConfigError("this LLM was closed; make another one")
 
     def _awake(self) -> InlineEngine:
+        check_process(self._process, "this LLM was made")
         self._check_open()
         if self._engine is None:
             raise ConfigError("this LLM sleeps; call wake_up()")

@@ -107,7 +107,7 @@ def plan_memory(
     if config.model.load_format == "null":
         raise ConfigError("load_format is 'null', which has no model to plan for; leave it out")
     resolved = resolve(config, memory.device)
-    resolved.warn_of_quantization()
+    resolved.log_weights()
     config, model_config = resolved.config, resolved.model_config
     sizes = step_bytes(config, model_config, DTYPES[resolved.dtype].num_bytes)
     if memory.device == "cuda":

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from quire.config import STORED_METHODS, EngineConfig, SchemeName
+from quire.config import STORED_METHODS, EngineConfig, SchedulerConfig, SchemeName
 from quire.core.layer_spec import KVLayerSpec, MoESpec, UnsupportedModelError, check_features
 from quire.core.pooling_params import PoolingParams
 from quire.core.request_limits import RequestLimits
@@ -87,8 +87,14 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
         """A record of each layer, equal for those that launch the same kernels."""
         return list(zip(self.model_config.spec.layers, self.kv_layers, strict=True))
 
-    def warn_of_quantization(self) -> None:
-        """Log a warning if weights are quantized twice, or served although their check failed."""
+    def log_weights(self) -> None:
+        """Log a data type that the config lacks, and warn of weights' quality.
+
+        That is, if they are quantized twice, or served although their check failed.
+        """
+        model_config = self.model_config
+        if self.config.model.dtype == "auto" and not model_config.names_dtype:
+            logger.info("config.json has no dtype; that of the weights is %s", model_config.dtype)
         if self.quality is not None and self.config.model.quality_gate == OFF:
             failures = (read_report(self.folder) or {}).get("failures")
             if failures:
@@ -142,7 +148,10 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
         quality=None,
         sampling_defaults=read_sampling_defaults(config),
     )
+    had_weights = weight_bytes(folder) > 0
     folder = _with_weights(config, model_config, folder, device)
+    if not had_weights and ModelConfig.from_folder(folder) != model_config:
+        return resolve(requested, device)  # their data type, which the config lacks
     quality = _quality(config, folder, model_config)
     return msgspec.structs.replace(found, folder=folder, quality=quality)
 
@@ -295,8 +304,12 @@ def _length_limit(config: EngineConfig, model_config: ModelConfig) -> int:
     limit = model_config.max_position_embeddings
     wanted = config.model.max_model_len or limit
     if wanted > limit:
+        seqs, fix = config.scheduler.max_num_seqs, "lower it"
+        if seqs != SchedulerConfig().max_num_seqs and wanted // seqs <= limit:  # as llama.cpp's -c
+            fix = f"set it to {wanted // seqs} if that was for {seqs} requests together: it is of "
+            fix += "each, and not divided by max_num_seqs, as -c of llama.cpp is by -np"
         raise ConfigError(
-            f"max_model_len is {wanted}, but the model knows positions up to {limit}; lower it"
+            f"max_model_len is {wanted}, but the model knows positions up to {limit}; {fix}"
         )
     return wanted
 

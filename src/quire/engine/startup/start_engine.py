@@ -53,7 +53,7 @@ def start_engine(
         phases.note("imports", time.monotonic() - begin)
     backend = _load(config, phases)
     resolved = backend.resolved
-    resolved.warn_of_quantization()
+    resolved.log_weights()
     config, model_config = resolved.config, resolved.model_config
     block_size = config.cache.block_size
     bytes_each = block_bytes(resolved.kv_layers, block_size, resolved.kv_dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
 from msgspec.structs import replace
@@ -34,6 +34,7 @@ from quire.models.loading.loader import load_unsaved
 from quire.models.prepared.prepared_reader import StoredArrays
 from quire.models.prepared.prepared_weights import formats_of, stored_arrays
 from quire.models.runtimes.torch_model import with_cache
+from quire.processes import check_process
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ def load_with_torch(config: EngineConfig, phases: Phases) -> Backend:
 
     Raises CheckpointError or ConfigError, which say what to change.
     """
+    check_process(_first_process(), "PyTorch has run a model")
     with phases.timed("device"):
         device, resolved = resolve_for_torch(config)
         if device.type == "cuda":
@@ -72,6 +74,12 @@ def load_with_torch(config: EngineConfig, phases: Phases) -> Backend:
         return _host_backend(resolved, model, phases, on_started)
     wait_for_triton()
     return GpuBackend(resolved, model, device)
+
+
+@cache
+def _first_process() -> int:
+    """The id of the process in which PyTorch first ran a model; forks of it know it, too."""
+    return os.getpid()
 
 
 def resolve_for_torch(config: EngineConfig) -> tuple[torch.device, ResolvedConfig]:

@@ -5,11 +5,14 @@ What one file's header claims is checked in safetensors_header.py.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quire.dtypes import MODEL_DTYPES, SAFETENSORS
 from quire.errors import CheckpointError
 from quire.model_folder import GGUF_LINK, named_path
 from quire.models.checkpoints.config_file import ConfigFile
@@ -88,6 +91,21 @@ class Checkpoint:
                 mapped.forget(entry)
 
 
+def stored_dtype(folder: Path) -> str:
+    """The name of the data type that most numbers of a folder's weights have, codes left out.
+
+    UNKNOWN_DTYPE where it has no weights that are read, which is not an error here.
+    """
+    found = Counter[str]()
+    with suppress(CheckpointError):  # who loads them raises it
+        for file in find_files(folder)[0]:
+            for entry in read_header(file):
+                found[SAFETENSORS[entry.dtype].name] += entry.num_items
+    return max(MODEL_DTYPES, key=lambda name: found[name]) if found else UNKNOWN_DTYPE
+
+
+# Before weights are downloaded: more would refuse, for want of memory, models that fit.
+UNKNOWN_DTYPE = "bfloat16"
 INDEX = "model.safetensors.index.json"
 PREFIX = "model."  # of all names but the head's; checkpoints saved without a head lack it
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")

@@ -12,6 +12,8 @@ from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.families.family import BiasRule, Family
 from quire.models.families.registry import ARCHITECTURES
 
+_EMBEDDING_MODEL = "Qwen/Qwen3-Embedding-0.6B"
+_CLASSIFIERS = ("Classification", "RewardModel")  # ends of their classes' names
 _EXAMPLES = "Qwen/Qwen3-0.6B or meta-llama/Llama-3.2-1B-Instruct"
 
 
@@ -21,6 +23,13 @@ def read_family(config: ConfigFile) -> tuple[str, Family]:
     known = ", ".join(ARCHITECTURES)
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise config.wrong("architectures", f"must be a list with one of {known}")
+    if names[0].endswith(_CLASSIFIERS):
+        raise config.wrong(
+            "architectures",
+            f"names {names[0]!r}, a classifier or reranker, whose scores nothing here computes; "
+            "take an embedding model, whose vectors /v1/rerank, /v1/score and LLM.score compare "
+            f"({_EMBEDDING_MODEL}), or for labels a chat model, and structured outputs with choice",
+        )
     if names[0] not in ARCHITECTURES:
         raise config.wrong(
             "architectures", f"names {names[0]!r}; supported are {known}, such as {_EXAMPLES}"
@@ -49,6 +58,12 @@ def refuse_unsupported(config: ConfigFile) -> None:
             raise config.wrong(
                 key, f"is {found}, but every layer here looks back only; take another model"
             )
+
+
+def read_dtype(config: ConfigFile) -> str | None:
+    """The name of the checkpoint's data type; None where the config has none."""
+    keys = ("dtype", "torch_dtype")  # the second is the older one
+    return next((config.text(key) for key in keys if config.get(key) is not None), None)
 
 
 def read_bias(config: ConfigFile, rule: BiasRule) -> bool:

@@ -30,11 +30,13 @@ from quire.models.checkpoint_formats.quantization_config import (
     quantization_section,
     read_checkpoint_format,
 )
+from quire.models.checkpoints.checkpoint import stored_dtype
 from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.config.config_values import (
     read_activation,
     read_bias,
     read_bos_token_id,
+    read_dtype,
     read_eos_token_ids,
     read_family,
     read_heads,
@@ -56,8 +58,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     sliding_windows: per layer, how many of the last tokens a query sees; None for all.
     experts: per layer, the sizes of its mixture of experts; None where its MLP is dense.
     attention_scale: multiplies scores; the soft caps are None where there are none.
-    dtype: name of the checkpoint's data type, such as "bfloat16"; checkpoint_format: how its
-    weights are quantized, if they are; kv_cache_dtype: the setting that its KV cache was made for.
+    dtype: name of the checkpoint's data type, such as "bfloat16"; names_dtype: whether config.json
+    has it, or else its weights; checkpoint_format: how they are quantized, if they are;
+    kv_cache_dtype: the setting that its KV cache was made for.
     """
 
     architecture: str
@@ -83,6 +86,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention_soft_cap: float | None
     logit_soft_cap: float | None
     dtype: str
+    names_dtype: bool
     checkpoint_format: CheckpointFormat | None
     kv_cache_dtype: str | None
     bos_token_id: int | None
@@ -118,6 +122,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         num_layers = config.integer("num_hidden_layers", high=1024)
         num_heads, num_kv_heads, head_dim = read_heads(config, hidden_size)
         scaled_dim = read_optional(config, family.attention_scale_key) or head_dim
+        dtype = read_dtype(config)
         return cls(
             architecture=architecture,
             family=family.name,
@@ -141,7 +146,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             attention_scale=scaled_dim**-0.5,
             attention_soft_cap=read_optional(config, family.attention_soft_cap_key),
             logit_soft_cap=read_optional(config, family.logit_soft_cap_key),
-            dtype=config.text("dtype", config.text("torch_dtype", "float32")),
+            dtype=dtype or stored_dtype(path),
+            names_dtype=dtype is not None,
             checkpoint_format=read_checkpoint_format(config),
             kv_cache_dtype=read_kv_cache_dtype(quantization_section(config)),
             bos_token_id=read_bos_token_id(config),
