@@ -355,7 +355,7 @@ def test_calls_in_a_forked_process_are_refused() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     lines = done.stdout.splitlines()
     assert (done.returncode, len(lines)) == (0, 6), done
-    fix = r"; make an LLM in each process that uses one, and none before .* get_context\('spawn'\)$"
+    fix = r"; make an LLM in each process that uses one, and none before .*get_context\('spawn'\)$"
     for line in lines[:-1]:
         assert re.match("ConfigError this LLM was made in the process .*" + fix, line), line
     assert re.match("ConfigError PyTorch has run a model in the process .*" + fix, lines[-1]), lines

@@ -113,6 +113,24 @@ def test_every_thread_may_call_at_once() -> None:
     assert not wrong
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    code = (
+        "import os, numpy as np; from quire.kernels.cpu import native, row_ops\n"
+        "native.set_num_threads(3), native.compiled()\n"
+        "x, threads = np.ones((512, 4096), np.float32), lambda: len(os.listdir('/proc/self/task'))\n"
+        "before = threads()\n"
+        "assert row_ops.finite_rows(x).all() and threads() == before + 2\n"
+        "if child := os.fork():\n"
+        "    assert os.waitpid(child, 0)[1] == 0\n"
+        "elif not (row_ops.finite_rows(x).all() and threads() == 3):\n"
+        "    os._exit(1)"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_fewer_threads_work_where_the_system_has_no_more() -> None:
     code = (
         "import resource, numpy as np; from quire.kernels.cpu import native, row_ops\n"

@@ -5,8 +5,12 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <new>
 #include <thread>
 
+#if !defined(_WIN32)
+#include <pthread.h>
+#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 static void rest() { _mm_pause(); }
@@ -89,12 +93,26 @@ class Pool {
     }
 };
 
+std::mutex one_call;
+
+void begin_again();
+
 // Never destroyed: its threads may outlive the end of the program's own.
 Pool& pool() {
-    static Pool* const shared = new Pool;
+    static Pool* const shared = [] {
+#if !defined(_WIN32)
+        pthread_atfork(nullptr, nullptr, begin_again);
+#endif
+        return new Pool;
+    }();
     return *shared;
 }
-std::mutex one_call;
+
+// In a forked process, which has none of the threads: the pool has to start its own.
+void begin_again() {
+    new (&pool()) Pool;
+    new (&one_call) std::mutex;
+}
 
 }  // namespace
 
