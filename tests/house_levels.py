@@ -5,7 +5,7 @@ from __future__ import annotations
 # A room imports from rooms of a lower level, and from itself. Modules at the root are rooms too.
 LEVELS = {
     "version": -3, "array_types": -3, "dtypes": -3, "plain_values": -3,
-    "errors": -2, "processes": -2, "options": -1,
+    "errors": -2, "processes": -1.5, "options": -1,
     "compat": 0, "background": 0, "line_writer": -1, "logs": 0, "model_folder": -1, "config": 0.5,
     "input_file": -1, "last_use": -1, "fair_queue": 0.5, "shared_memory": 0, "framed_child": 0.5,
     "killable_process": 0.6, "gguf": 0, "hub": 1, "kernels": 1,

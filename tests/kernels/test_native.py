@@ -118,7 +118,7 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     code = (
         "import os, numpy as np; from quire.kernels.cpu import native, row_ops\n"
         "native.set_num_threads(3), native.compiled()\n"
-        "x, threads = np.ones((512, 4096), np.float32), lambda: len(os.listdir('/proc/self/task'))\n"
+        "x, threads = np.ones((512, 4096), 'f4'), lambda: len(os.listdir('/proc/self/task'))\n"
         "before = threads()\n"
         "assert row_ops.finite_rows(x).all() and threads() == before + 2\n"
         "if child := os.fork():\n"
