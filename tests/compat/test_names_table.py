@@ -191,8 +191,8 @@ def test_fields_of_requests() -> None:
     assert isinstance(meaning_of("best_of", True, scopes), Refused)
     refused = meaning_of("previous_response_id", "resp_1", scopes)
     assert refused == Refused(
-        "previous_response_id 'resp_1' is not supported: only /v1/responses stores "
-        "answers; send the whole conversation"
+        "previous_response_id 'resp_1' is not supported: only /v1/responses stores answers",
+        "send the whole conversation",
     )
     assert meaning_of("temprature", 1, scopes) is None
 
