@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from quire.tokenizer.conversation_input import BREAK
@@ -54,8 +53,9 @@ def _whole_spec(backend: tokenizers.Tokenizer) -> dict[str, Any]:
         names.setdefault(token_id, []).append(name)
     for index, pair in enumerate(model.get("merges", ())):
         if (known := _names(model, pair))[2] not in vocab:
-            same = product(*(names[vocab[each]] for each in known[:2]))
-            model["merges"][index] = next(p for p in same if _names(model, p)[2] in vocab)
+            firsts, seconds = (names[vocab[each]] for each in known[:2])
+            pairs = ((first, second) for first in firsts for second in seconds)
+            model["merges"][index] = next(p for p in pairs if _names(model, p)[2] in vocab)
     return spec
 
 

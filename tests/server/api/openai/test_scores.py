@@ -70,6 +70,26 @@ def test_rerank(app: Starlette, path: str) -> None:
     assert [result["document"] for result in bare["results"]] == [None] * 3
 
 
+@pytest.mark.parametrize("names", [("data_1", "data_2"), ("queries", "items")])
+def test_scores_under_vllms_other_names(app: Starlette, names: tuple[str, str]) -> None:
+    first, second = names
+    reply = post(app, "/v1/score", **{first: "ab", second: ["x"]}).json()
+    assert [item["score"] for item in reply["data"]] == pytest.approx([cosine("ab", "x")], abs=1e-6)
+    assert post(app, "/v1/score", **{first: "ab", second: [""]}).error["param"] == f"{second}[0]"
+
+
+def test_fields_of_other_rerank_services(app: Starlette) -> None:
+    fields = {"query": "a", "documents": ["b"]}
+    taken = {"max_chunks_per_doc": 10, "return_embeddings": False, "raw_scores": True}
+    noted = post(app, "/v1/rerank", **fields, **taken).headers["x-quire-no-effect"]
+    assert noted.split("; ") == [
+        "max_chunks_per_doc has no effect: a document is one text",
+        "raw_scores has no effect: scores are cosines",
+    ]
+    refused = post(app, "/v2/rerank", **fields, max_tokens_per_doc=9).error["message"]
+    assert refused.endswith("; send truncate_prompt_tokens")
+
+
 def test_documents_may_be_objects(app: Starlette) -> None:
     """As clients of Jina and of Cohere's first version send them, with fields of their own."""
     documents: list[Any] = [{"text": "y" * 400}, {"text": "ab", "title": "An"}, "b" * 30]
