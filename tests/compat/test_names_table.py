@@ -195,6 +195,9 @@ def test_fields_of_requests() -> None:
         "previous_response_id 'resp_1' is not supported: only /v1/responses stores answers",
         "send the whole conversation",
     )
+    refused = meaning_of("truncation", True, ("call",))
+    assert isinstance(refused, Refused)
+    assert refused.fix == "use truncate_prompt_tokens; -1 keeps as many as fit", "it is whole"
     assert meaning_of("temprature", 1, scopes) is None
 
 
