@@ -35,6 +35,9 @@ def plain_encoder(backend: tokenizers.Tokenizer) -> EncodeText:
 
 def tokenizer_json(backend: tokenizers.Tokenizer) -> str:
     """The text of a tokenizer.json that the library reads as this tokenizer."""
+    ids = backend.get_vocab(with_added_tokens=False).values()
+    if len(set(ids)) == len(ids):  # which is quicker to find out than to write JSON in Python
+        return backend.to_str()
     return json.dumps(_whole_spec(backend))
 
 
