@@ -250,7 +250,7 @@ def ring_int4(
         norms = dict.fromkeys(["query_norm_ptr", "key_norm_ptr"])
         constants |= {"HEAD_DIM": 128, **norms}
         types = {name: kind for name, kind in types.items() if name not in norms}
-    warps = warps or max(4, min(8, parts * block_n * max(1, rows // 16) // 16))
+    warps = warps or (8 if block_n == 128 and not 1 < rows <= 8 else 4)  # as `int4_config` has them
     return compile_kernel(
         hopper_gemm_kernel,
         types,
@@ -813,21 +813,19 @@ KERNELS = {
     "ring_int4_zeros": functools.partial(ring_int4, rows=16, parts=1, group=64, zeros=True),
     "ring_int4_few": functools.partial(ring_int4, rows=4, parts=1, group=32, zeros=True),
     "plan_many": functools.partial(plan, most=1024, warps=4),
-    "ring_int4_parts": functools.partial(ring_int4, rows=16, group=64, warps=4),
+    "ring_int4_parts": functools.partial(ring_int4, rows=16, group=64),
     "ring_int4_many": functools.partial(ring_int4, rows=128, block_n=128, parts=1),
     "ring_int4_most": functools.partial(ring_int4, rows=64, parts=1, group=64),
     "ring_int4_sums": functools.partial(ring_int4, rows=16, block_n=32),
     "ring_int4_heads_few": functools.partial(
-        ring_int4, rows=16, block_n=128, parts=1, group=64, heads=True, warps=8, registers=128
+        ring_int4, rows=16, block_n=128, parts=1, group=64, heads=True, registers=128
     ),
     "ring_int4_heads_one": functools.partial(
-        ring_int4, block_n=128, group=64, heads=True, warps=8, registers=128
+        ring_int4, block_n=128, group=64, heads=True, registers=128
     ),
-    "ring_int4_halves": functools.partial(
-        ring_int4, rows=8, parts=1, group=64, halves=True, warps=4
-    ),
+    "ring_int4_halves": functools.partial(ring_int4, rows=8, parts=1, group=64, halves=True),
     "ring_int4_halves_one": functools.partial(
-        ring_int4, block_n=32, parts=4, group=32, halves=True, zeros=True, warps=4
+        ring_int4, block_n=32, parts=4, group=32, halves=True, zeros=True
     ),
     "ring_int4_silu_few": functools.partial(
         ring_int4, rows=16, parts=1, group=64, silu=True, registers=128
@@ -841,9 +839,9 @@ KERNELS = {
     "ring_mxfp4_many": functools.partial(
         ring_int4, rows=128, block_n=128, parts=1, group=32, codebook="mxfp4"
     ),
-    "ring_int4_silu": functools.partial(ring_int4, block_n=32, silu=True),
+    "ring_int4_silu": functools.partial(ring_int4, block_n=32, silu=True, registers=96),
     "ring_int4_wide": functools.partial(
-        ring_int4, rows=64, block_n=128, parts=1, group=64, silu=True, warps=8, registers=128
+        ring_int4, rows=64, block_n=128, parts=1, group=64, silu=True, registers=128
     ),
     "ring_bytes": functools.partial(ring_int4, codes="s8"),
     "ring_bytes_alone": functools.partial(ring_int4, rows=16, parts=1, codes="s8", group=0),
@@ -860,6 +858,7 @@ KERNELS = {
     "ring_bytes_heads": functools.partial(
         ring_int4, rows=2, block_n=128, parts=1, codes="s8", heads=True
     ),
+    "ring_bytes_heads_one": functools.partial(ring_int4, codes="s8", heads=True),
     "ring_blocks": functools.partial(ring_int4, codes="e4m3"),
     "ring_blocks_some": functools.partial(ring_int4, rows=16, block_n=32, codes="e4m3", silu=True),
     "ring_blocks_most": functools.partial(ring_int4, rows=64, parts=1, codes="e4m3"),
