@@ -89,7 +89,7 @@ def int4_config(
     many = (8 if few else 16) < m <= 32 and split > 1 and steps >= 8 * split
     stages, registers = 3 if many else 2, None
     if m == 1 and block_n == 32 and not codebook:
-        registers = 96  # for which ptxas takes 71 (groups of 64): seven on a multiprocessor
+        registers = 96  # ptxas takes 71: seven on a multiprocessor; with groups of 128 five
     elif not codebook and m <= 16 and parts < 4:
         is_small = split == parts == 1 and block_n == 64
         registers = 128 if warps == 8 or is_small else None  # two programs, or four small ones
