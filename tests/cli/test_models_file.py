@@ -269,6 +269,29 @@ def test_what_loading_finds_has_its_line_too(tmp_path: Path) -> None:
     assert str(plan.explain(ConfigError("weights are damaged"))).startswith(f"{file}, line 2: ")
 
 
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("the device has too little memory for this model; use a smaller one", 1),
+        ("model files of 3 GB do not fit the port's host; use device='cpu'", 5),
+        ("device is 'cuda', but PyTorch finds no GPU; use device='cpu'", 5),
+        ("threads must be at most 8, not 9", 4),
+        ("quantization w8a16 needs a Hopper GPU; take int8, or dtype='bfloat16'", 3),
+        ("quantization 'int8' rounds the weights of the model; leave quantization out", 3),
+    ],
+)
+def test_a_word_in_passing_is_not_an_option(tmp_path: Path, message: str, line: int) -> None:
+    options = "quantization: int8\n", "threads: 9\n", "device: cuda\n"
+    file = tmp_path / "models.yaml"
+    file.write_text("models:\n  - model: quire-tiny\n    " + "    ".join(options))
+    (plan,) = read_models(file, {})
+    said = str(plan.explain(ConfigError(message)))
+    assert said.startswith(f"{file}, line {max(2, line)}: models[0]: ")
+    file.write_text("model: quire-tiny\n\n" + "".join(options))
+    said = str(ConfigFile(str(file)).explained(ConfigError(message)))
+    assert said.startswith(f"{file}, line {line}: " if line > 1 else message)
+
+
 def test_the_command_reports_the_files_own_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

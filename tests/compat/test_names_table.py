@@ -38,6 +38,7 @@ OWN: dict[Scope, set[str]] = {
     "cli": {*CONSTRAINTS, "default_chat_template_kwargs", "chat", "skip_special_tokens"},
     "pooling": POOLING, "call": {"prompts", "data_1", "data_2"},
 }  # fmt: skip
+SCORED = {"queries", "documents"}  # of /v1/score; chats have a `documents` of vLLM's
 ROWS = [(scope, row) for scope, rows in NAMES.items() for row in rows]
 
 
@@ -58,7 +59,7 @@ def test_a_phrase_is_written_once() -> None:
 @pytest.mark.parametrize(("scope", "row"), ROWS, ids=lambda value: getattr(value, "name", value))
 def test_a_row_is_whole(scope: Scope, row: ForeignName) -> None:
     assert row.name not in OWN[scope], "Quire has this name itself"
-    assert row.same_as is None or row.same_as in OWN[scope], "there is no such setting"
+    assert row.same_as is None or row.same_as in OWN[scope] | SCORED, "there is no such setting"
     assert row.same_as or row.text, "say why"
     takes_all = row.takes is ANY or (row.same_as and row.others)
     assert takes_all or row.fix, "say what to do instead"
@@ -191,9 +192,12 @@ def test_fields_of_requests() -> None:
     assert isinstance(meaning_of("best_of", True, scopes), Refused)
     refused = meaning_of("previous_response_id", "resp_1", scopes)
     assert refused == Refused(
-        "previous_response_id 'resp_1' is not supported: only /v1/responses stores "
-        "answers; send the whole conversation"
+        "previous_response_id 'resp_1' is not supported: only /v1/responses stores answers",
+        "send the whole conversation",
     )
+    refused = meaning_of("truncation", True, ("call",))
+    assert isinstance(refused, Refused)
+    assert refused.fix == "use truncate_prompt_tokens; -1 keeps as many as fit", "it is whole"
     assert meaning_of("temprature", 1, scopes) is None
 
 

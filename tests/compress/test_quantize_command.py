@@ -56,6 +56,15 @@ def test_rounding_to_the_nearest_runs_no_text_and_a_finished_run_says_so(
         verify.run([str(tmp_path / "out"), "quire-tiny", *TEXT])  # which would then be refused
 
 
+@pytest.mark.parametrize(("flag", "notes"), [("--no-symmetric", 1), ("--symmetric", 0)])
+def test_packed_zero_points_are_said_to_need_an_option_in_transformers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, notes: int
+) -> None:
+    command = ["quire-tiny", "--method", "rtn", "--format", "compressed-tensors", "--no-verify"]
+    assert quantize.run([*command, "--out", str(tmp_path / "out"), flag]) == 0
+    assert capsys.readouterr().err.count("CompressedTensorsConfig(dequantize=True)") == notes
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 
@@ -20,6 +21,7 @@ from quire.background import CallerGoneError, CancelFlag, TooLongError, hurry, w
 from quire.errors import CheckpointError, InvalidRequestError, OverloadedError, is_failure
 from quire.gguf.pre_tokenizers import PRE_TOKENIZERS
 from quire.tokenizer import encoding_guard, pattern_check
+from quire.tokenizer.control_names import tokenizer_json
 from quire.tokenizer.encoding_subprocess import Question
 from quire.tokenizer.pattern_check import QUICK_CHARS, quick_chars
 from quire.tokenizer.pattern_cost import num_attempts
@@ -53,6 +55,35 @@ def test_a_failure_is_the_texts_refusal(tmp_path: Path, changes: dict[str, Any])
             encode("hello world")
     with pytest.raises(InvalidRequestError):
         tokenizer.bad_words_ids(["hello"])
+
+
+ADDED = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+UNUSUAL: dict[str, dict[str, Any]] = {
+    "two names of one id": {
+        "vocab": {"a": 0, "b": 1, "c": 2, "bc": 2, "ab": 3, "abc": 4},
+        "merges": [["b", "c"], ["a", "b"], ["a", "bc"]],
+    },
+    "a mark of a word's inside": {
+        "vocab": {"a": 0, "##b": 1, "##c": 2, "ab": 3, "abc": 4, "##bc": 5, "b": 6},
+        "merges": [["##b", "##c"], ["a", "##b"], ["ab", "##c"], ["a", "##bc"]],
+        "continuing_subword_prefix": "##",
+    },
+}
+
+
+@pytest.mark.parametrize("model", UNUSUAL.values(), ids=UNUSUAL)
+def test_names_of_control_tokens_are_text_in_unusual_vocabularies(
+    tmp_path: Path, model: dict[str, Any]
+) -> None:
+    control = [{"id": 3, "content": "ab", "special": True} | ADDED]
+    unused = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder"))
+    changes = {"model": {"type": "BPE", **model}, "added_tokens": control}
+    tokenizer = Tokenizer.from_folder(folder_with(tmp_path, unused | changes))
+    assert tokenizer.encode("abc", parse_special=True)[0] == 3
+    assert tokenizer.encode("abc") == [4]
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    copy = tokenizers.Tokenizer.from_str(tokenizer_json(backend))
+    assert copy.encode("bc").ids == backend.encode("bc").ids
 
 
 def test_a_panic_while_it_is_read_is_a_damaged_folder(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def run(argv: Sequence[str]) -> int:
     names: list[str] = vars(args).get("names", [])
     given = [name.strip().rstrip("/").removeprefix(_CUT) for name in names]
     if action not in _ACTIONS:
-        raise ConfigError(f"action must be one of {', '.join(_ACTIONS)}, not {action!r}")
+        raise ConfigError(f"action must be one of {', '.join(_ACTIONS)}, not {action[:64]!r}")
     is_selected = args.gone or args.other_processors
     if not all(given) or (action == "rm" and not given and not is_selected):
         raise ConfigError("NAME must not be empty; see quire cache ls for names, or use clear")

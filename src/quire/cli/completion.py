@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
     """Print the script."""
     shell = make_parser().parse(argv).shell
     if shell not in SHELLS:
-        raise ConfigError(f"shell must be one of {', '.join(SHELLS)}, not {shell!r}")
+        raise ConfigError(f"shell must be one of {', '.join(SHELLS)}, not {shell[:64]!r}")
     if shell == "zsh":
         print("(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }")
         print("autoload -U +X bashcompinit && bashcompinit")

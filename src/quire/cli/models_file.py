@@ -31,7 +31,13 @@ if TYPE_CHECKING:
 LOADS = ("at_start", "on_demand")
 _ENGINE = {option.name: option for _, option in iter_options()}
 _ALL = _ENGINE | {option.name: option for option in options_of(ServerSettings)}
-_NAMED = re.compile(rf"(?<![\w-])(?:{'|'.join(sorted(_ALL, key=len, reverse=True))})(?![\w-])")
+# Options that a message is about. One of a single word, such as model or device, is mostly a word
+# of its sentence: it is the option only at the beginning, with its value or a verb, or beside =.
+_ONE, _SEVERAL = ("|".join(n for n in _ALL if ("_" in n) == several) for several in (False, True))
+_NAMED = re.compile(
+    rf"\A(?:{_ONE})(?= (?:is|must|needs)\b| '| \w*\d)"
+    rf"|(?<![\w-])(?:{_ONE})(?==)|(?<![\w-])(?:{_SEVERAL})(?![\w-])"
+)
 
 
 class ConfigFile:

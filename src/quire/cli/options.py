@@ -131,6 +131,7 @@ class CommandParser(argparse.ArgumentParser):
         """Raise instead of printing usage and leaving."""
         for theirs, ours in _PLAIN.items():
             message = re.sub(theirs, ours, message)
+        message = _LONG.sub(r"\1\2", message)
         raise ConfigError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
 
@@ -142,6 +143,7 @@ _PLAIN = {
     r"invalid choice: (.*) \(choose from (.*)\)$": r"must be one of \2, not \1",
     r"ignored explicit argument .*": "it is a switch and takes no value",
 }
+_LONG = re.compile(r"""(, not (["']).{64}).+\2$""")  # a value that is cut
 
 
 def human_int(text: str, example: str = UNITS) -> int:

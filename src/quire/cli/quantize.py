@@ -33,6 +33,10 @@ EXAMPLES = (
     "quire quantize Qwen/Qwen3-0.6B --method gptq --group-size 128 --out qwen3-gptq",
     "quire quantize ./my-model --method fp8 --calibration chats.jsonl --out my-model-fp8",
 )
+_PACKED_ZERO_POINTS = (
+    "note: compressed-tensors 0.19 and later cannot load packed zero points: load this folder in "
+    "transformers with CompressedTensorsConfig(dequantize=True), or quantize with --symmetric"
+)
 _SETTINGS = (
     "method", "group_size", "symmetric", "format", "act_order", "damping", "smoothing", "steps",
     "seed", "rotate",
@@ -135,6 +139,8 @@ def run(argv: Sequence[str]) -> int:
             print(f"{out}: {note}", file=sys.stderr)
             raise
         print(f"{out}: {recipe.method}{_text(recipe, samples)}", file=sys.stderr)
+        if quantization.layout.packing == "pack-quantized" and not quantization.layout.symmetric:
+            print(_PACKED_ZERO_POINTS, file=sys.stderr)
     return show_report(args, base, out, tasks, samples, limits, device) if wanted else 0
 
 

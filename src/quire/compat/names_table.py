@@ -141,9 +141,15 @@ class NoEffect(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """A name that is refused. text: a sentence that says so and why, and what to use instead."""
+    """A name that is refused. why: says so, and why; fix: what to use instead."""
 
-    text: str
+    why: str
+    fix: str
+
+    @property
+    def text(self) -> str:
+        """The sentence of both."""
+        return f"{self.why}; {self.fix}"
 
 
 Meaning = Own | NoEffect | Refused
@@ -178,4 +184,4 @@ def meaning_of_row(
         return NoEffect(f"{shown} has no effect: {row.text}", row.is_neutral(value))
     why = f": {row.text}" if row.text else ""
     given = "" if value is True else f" {reprlib.repr(value)}"
-    return Refused(f"{shown}{given} is not supported{why}; {row.fix}")
+    return Refused(f"{shown}{given} is not supported{why}", row.fix)

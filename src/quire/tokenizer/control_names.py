@@ -9,7 +9,7 @@ So in the copy of the tokenizer that reads such texts they have other names ther
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quire.tokenizer.conversation_input import BREAK
@@ -33,11 +33,40 @@ def plain_encoder(backend: tokenizers.Tokenizer) -> EncodeText:
     return ids
 
 
+def tokenizer_json(backend: tokenizers.Tokenizer) -> str:
+    """The text of a tokenizer.json that the library reads as this tokenizer."""
+    ids = backend.get_vocab(with_added_tokens=False).values()
+    if len(set(ids)) == len(ids):  # which is quicker to find out than to write JSON in Python
+        return backend.to_str()
+    return json.dumps(_whole_spec(backend))
+
+
+def _whole_spec(backend: tokenizers.Tokenizer) -> dict[str, Any]:
+    """The contents of a tokenizer.json with all names of the vocabulary.
+
+    The library writes one name for each id, also in merges, and reads no merge of a missing name.
+    """
+    spec: dict[str, Any] = json.loads(backend.to_str())
+    model, size = spec["model"], backend.get_vocab_size(with_added_tokens=False)
+    if len(model["vocab"]) == size or not isinstance(model["vocab"], dict):
+        return spec
+    vocab = model["vocab"] = backend.get_vocab(with_added_tokens=False)
+    names: dict[int, list[str]] = {}
+    for name, token_id in vocab.items():
+        names.setdefault(token_id, []).append(name)
+    for index, pair in enumerate(model.get("merges", ())):
+        if (known := _names(model, pair))[2] not in vocab:
+            firsts, seconds = (names[vocab[each]] for each in known[:2])
+            pairs = ((first, second) for first in firsts for second in seconds)
+            model["merges"][index] = next(p for p in pairs if _names(model, p)[2] in vocab)
+    return spec
+
+
 def careful_encoder(backend: tokenizers.Tokenizer) -> EncodeText:
     """A copy of the tokenizer, for which broken names of control tokens are plain text."""
     import tokenizers
 
-    spec = json.loads(backend.to_str())
+    spec = _whole_spec(backend)
     drop = {"type": "Replace", "pattern": {"String": BREAK}, "content": ""}
     rest = [spec["normalizer"]] if spec["normalizer"] else []
     spec["normalizer"] = {"type": "Sequence", "normalizers": [drop, *rest]}
@@ -85,17 +114,19 @@ def _rename(model: dict[str, Any], control: set[str]) -> None:
     if model.get("unk_token") in vocab:
         model["unk_token"] = _hidden(model["unk_token"], control)
     if "merges" in model:
-        model["merges"] = [pair for pair in model["merges"] if control.isdisjoint(_names(pair))]
+        model["merges"] = [
+            pair for pair in model["merges"] if control.isdisjoint(_names(model, pair))
+        ]
 
 
 def _hidden(name: str, control: Collection[str]) -> str:
     return BREAK + name if name in control else name
 
 
-def _names(pair: str | list[str]) -> tuple[str, str, str]:
-    """The tokens of a merge, and what they become."""
+def _names(model: dict[str, Any], pair: str | Sequence[str]) -> tuple[str, str, str]:
+    """The tokens of a merge, and what they become: the second loses its mark of a word's inside."""
     first, second = pair.split(" ") if isinstance(pair, str) else pair
-    return first, second, first + second
+    return first, second, first + second[len(model.get("continuing_subword_prefix") or "") :]
 
 
 def hides_names(backend: tokenizers.Tokenizer, control: Collection[tokenizers.AddedToken]) -> bool:

@@ -85,6 +85,12 @@ class Detokenizer:
                 parts.append(self._feed(self._stops, text))
         return "".join(parts)
 
+    def breaks_character(self, token_id: int) -> bool:
+        """Whether the next token leaves a character incomplete, whose U+FFFD stands before it."""
+        tail = self._utf8.getstate()[0] if self._utf8 else b""
+        data = self._pieces[token_id]
+        return bool(tail and data) and not _continues(tail, data)
+
     def finish(self) -> str:
         """Return the text that was held back, after the last token. A stop string may end in it."""
         text = "" if self._utf8 is None else self._utf8.decode(b"", final=True)
@@ -150,5 +156,13 @@ def _continued(tail: bytes, data: bytes) -> bytes:
 
     If they do not, its U+FFFD is the prompt's text, not the answer's.
     """
-    decoder = _NewDecoder("replace")
-    return data if decoder.decode(tail + data[:1]).startswith("\ufffd") else tail + data
+    return tail + data if _continues(tail, data) else data
+
+
+def _continues(tail: bytes, data: bytes) -> bool:
+    """Whether the incomplete character in front of the bytes goes on with them."""
+    try:
+        _NewDecoder("strict").decode(tail + data[:1])
+    except UnicodeDecodeError:
+        return False
+    return True

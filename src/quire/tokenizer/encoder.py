@@ -15,6 +15,7 @@ from quire.tokenizer.control_names import (
     careful_encoder,
     hides_names,
     plain_encoder,
+    tokenizer_json,
 )
 from quire.tokenizer.conversation_input import BREAK
 from quire.tokenizer.pattern_check import quick_chars
@@ -102,7 +103,7 @@ class Encoder:
             if self._known_guard is None:
                 from quire.tokenizer.encoding_guard import EncodingGuard
 
-                self._known_guard = EncodingGuard(self._backend.to_str)
+                self._known_guard = EncodingGuard(partial(tokenizer_json, self._backend))
             return self._known_guard
 
 

@@ -138,8 +138,7 @@ class _ForeignFields:
                 self._over |= {n: v for n, v in own_set.items() if n in self._known}
             case NoEffect(text=text, is_neutral=is_neutral):
                 self.notes += [] if is_neutral else [text]
-            case Refused(text=text):
-                why, _, fix = text.rpartition("; ")
+            case Refused(why=why, fix=fix):
                 fix = fix_of_route(fix, self._known)
                 raise refused_field(name, value, f"{why}; {fix}")
             case None if value is None and field_home(name, self._known):

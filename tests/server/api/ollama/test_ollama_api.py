@@ -286,6 +286,7 @@ def test_vectors(app: Starlette, engine: FakeEngine) -> None:
     reply = call(app, "/api/embed", {"model": "fake", "input": ["ab", "c"], "dimensions": 2}).json()
     assert reply["embeddings"] == [[97.0, 2.0], [99.0, 1.0]]
     assert (reply["model"], reply["prompt_eval_count"]) == ("fake", 3)
+    assert reply["total_duration"] > 0, "from the arrival on, although no token was generated"
     for nothing in ("", []):
         empty = call(app, "/api/embed", {"input": nothing, "keep_alive": "5m"})
         assert (empty.status, empty.json()["embeddings"]) == (200, [])

@@ -112,6 +112,26 @@ def test_offsets_are_those_of_the_tokens(complete: Post, engine: FakeEngine) -> 
     assert offsets == [[0], [1], [1], [2], [3]]
 
 
+@pytest.mark.parametrize(
+    ("text", "offsets"),
+    [
+        ("\ud8c3yz", [0, 1, 2]),
+        ("\ud8e2\ud882yz", [0, 0, 1, 2]),
+        ("\ud8c3\ud8c3\ud8a9z", [0, 1, 1, 2]),
+        ("\ud8ef\ud8bf\ud8bdz", [0, 0, 0, 1]),  # U+FFFD itself
+    ],
+)
+def test_a_token_behind_bytes_of_no_character_begins_behind_them(
+    complete: Post, engine: FakeEngine, text: str, offsets: list[int]
+) -> None:
+    engine.script, engine.hold = text, True
+    (choice,) = complete(logprobs=0).json()["choices"]
+    assert choice["logprobs"]["text_offset"] == offsets
+    engine.script = "x"
+    (choice,) = complete(prompt=list(map(ord, text)), logprobs=0, echo=True).json()["choices"]
+    assert choice["logprobs"]["text_offset"] == [*offsets, len(choice["text"]) - 1]
+
+
 def test_tokens_without_text_are_shown_as_bytes(complete: Post, engine: FakeEngine) -> None:
     engine.script = chr(BYTES[0])
     (choice,) = complete(logprobs=1).json()["choices"]

@@ -70,6 +70,39 @@ def test_rerank(app: Starlette, path: str) -> None:
     assert [result["document"] for result in bare["results"]] == [None] * 3
 
 
+@pytest.mark.parametrize("names", [("data_1", "data_2"), ("queries", "items")])
+def test_scores_under_vllms_other_names(app: Starlette, names: tuple[str, str]) -> None:
+    first, second = names
+    reply = post(app, "/v1/score", **{first: "ab", second: ["x"]}).json()
+    assert [item["score"] for item in reply["data"]] == pytest.approx([cosine("ab", "x")], abs=1e-6)
+    assert post(app, "/v1/score", **{first: "ab", second: [""]}).error["param"] == f"{second}[0]"
+
+
+def test_fields_of_other_rerank_services(app: Starlette) -> None:
+    fields = {"query": "a", "documents": ["b"]}
+    taken = {"max_chunks_per_doc": 10, "return_embeddings": False, "raw_scores": True}
+    noted = post(app, "/v1/rerank", **fields, **taken).headers["x-quire-no-effect"]
+    assert noted.split("; ") == [
+        "max_chunks_per_doc has no effect: a document is one text",
+        "raw_scores has no effect: scores are cosines",
+    ]
+    refused = post(app, "/v2/rerank", **fields, max_tokens_per_doc=9).error["message"]
+    assert refused.endswith("; send truncate_prompt_tokens")
+
+
+def test_documents_may_be_objects(app: Starlette) -> None:
+    """As clients of Jina and of Cohere's first version send them, with fields of their own."""
+    documents: list[Any] = [{"text": "y" * 400}, {"text": "ab", "title": "An"}, "b" * 30]
+    texts = ["y" * 400, "ab", "b" * 30]
+    usual = post(app, "/v1/rerank", query="ab", documents=texts).json()["results"]
+    reply = post(app, "/v1/rerank", query="ab", documents=documents, rank_fields=["text"]).json()
+    for name in ("index", "relevance_score"):
+        assert [r[name] for r in reply["results"]] == [r[name] for r in usual]
+    assert [r["document"] for r in reply["results"]] == [
+        {"text": "ab", "title": "An"}, {"text": "b" * 30}, {"text": "y" * 400}
+    ]  # fmt: skip
+
+
 def test_rerank_as_tei_has_it(app: Starlette) -> None:
     documents = ["y" * 400, "ab", "b" * 30]
     usual = post(app, "/rerank", query="ab", documents=documents, top_n=2).json()["results"]
@@ -93,6 +126,11 @@ def test_rerank_as_tei_has_it(app: Starlette) -> None:
         ("/v1/rerank", {"query": "a", "texts": ["b"], "documents": ["b"]}, "documents"),
         ("/v1/rerank", {"query": "a", "texts": ["b", "x" * 2000]}, "texts"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
+        ("/v1/rerank", {"query": "a", "documents": ["b", {"title": "b"}]}, "documents[1]"),
+        ("/v1/rerank", {"query": "a", "documents": [{"text": ""}]}, "documents[0]"),
+        ("/v1/rerank", {"query": "a", "documents": [{"text": 1}]}, "documents[0]"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "rank_fields": ["title"]},
+         "rank_fields[0]"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "truncate_prompt_tokens": 0},
          "truncate_prompt_tokens"),
         ("/v1/rerank", {"query": "a", "documents": ["b", "x" * 2000]}, "documents"),

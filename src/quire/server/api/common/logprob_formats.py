@@ -84,7 +84,7 @@ class TextOffsets:
         """The offsets of the text's next tokens."""
         offsets = []
         for token_id in token_ids:
-            offsets.append(self._offset)
+            offsets.append(self._offset + self._text.breaks_character(token_id))
             self._offset += len(self._text.push([token_id])) or self._named(token_id)
         return offsets
 

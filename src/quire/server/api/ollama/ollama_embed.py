@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated
@@ -159,12 +160,11 @@ def _encoded_older(outputs: Sequence[EmbeddedInput]) -> bytes:
 
 
 def _encoded(model: str, outputs: Sequence[EmbeddedInput]) -> bytes:
-    times = [output.times for output in outputs]
-    last = max(each.last_token or each.first_token or each.arrival for each in times)
+    arrival = min(output.times.arrival for output in outputs)
     reply = EmbedReply(
         model=model,
         embeddings=[output.numbers for output in outputs],
-        total_duration=int((last - min(each.arrival for each in times)) * 1e9),
+        total_duration=int((time.monotonic() - arrival) * 1e9),
         prompt_eval_count=sum(output.num_tokens for output in outputs),
     )
     return msgspec.json.encode(reply)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import repeat
 from operator import mul
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from starlette.types import Send
@@ -17,6 +17,7 @@ from starlette.types import Send
 from quire.errors import invalid_value, one_of_two
 from quire.server.api.common import route_rules
 from quire.server.api.common.embedding_job import (
+    MAX_INPUTS,
     EmbeddingJob,
     PoolingFields,
     Text,
@@ -48,14 +49,22 @@ class ScoreRequest(PoolingFields, kw_only=True, dict=True):
     text_2: Text | Texts | None = None
 
 
+Document = Annotated[dict[str, str], msgspec.Meta(extra_json_schema={"required": ["text"]})]
+"""A text with fields of its client's own, which are not read and given back."""
+
+
 class RerankRequest(PoolingFields, kw_only=True, dict=True):
     """Body of /v1/rerank. top_n: number of results; 0: all. return_documents: with texts.
 
-    texts: the documents under TEI's name, whose reply is a list; return_text: with texts.
+    rank_fields: Cohere's, the fields of documents that count, which is the text alone. texts: the
+    documents under TEI's name, whose reply is a list; return_text: with texts.
     """
 
     query: Text
-    documents: Texts | None = None
+    documents: (
+        Annotated[list[Text | Document], msgspec.Meta(min_length=1, max_length=MAX_INPUTS)] | None
+    ) = None
+    rank_fields: list[Literal["text"]] | None = None
     texts: Texts | None = None
     top_n: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     return_documents: bool | None = None
@@ -81,17 +90,11 @@ class ScoreReply(msgspec.Struct, kw_only=True):
     usage: EmbeddingUsage
 
 
-class RerankDocument(msgspec.Struct):
-    """A document's text."""
-
-    text: str
-
-
 class RerankResult(msgspec.Struct, kw_only=True):
     """One document. index: its place in the request."""
 
     index: int
-    document: RerankDocument | None
+    document: Document | None
     relevance_score: float
 
 
@@ -155,8 +158,19 @@ def _one_of(request: PoolingFields, name: str, other: str) -> tuple[str, list[st
     given = [(n, texts) for n in (name, other) if (texts := getattr(request, n)) is not None]
     if len(given) != 1:
         raise one_of_two(name, other, is_missing=not given)
-    field, texts = given[0]
-    return field, [texts] if isinstance(texts, str) else list(texts)
+    field, found = given[0]
+    texts = [found] if isinstance(found, str) else found
+    return field, [_text(each, f"{field}[{index}]") for index, each in enumerate(texts)]
+
+
+def _text(document: str | dict[str, str], where: str) -> str:
+    """The text of a document. where: its place in the body."""
+    if isinstance(document, str):
+        return document
+    if text := document.get("text"):
+        return text
+    problem = "it has no text; send a text, or an object with its text as text"
+    raise invalid_value(where, problem)
 
 
 def _job(
@@ -216,7 +230,7 @@ def _rerank_reply(
     results = [
         RerankResult(
             index=index,
-            document=None if documents is None else RerankDocument(documents[index]),
+            document=None if documents is None else _shown(documents[index]),
             relevance_score=scores[index],
         )
         for index in order
@@ -224,6 +238,10 @@ def _rerank_reply(
     return RerankReply(
         id=request.job.reply_id, model=request.job.model, usage=usage, results=results
     )
+
+
+def _shown(document: str | dict[str, str]) -> dict[str, str]:
+    return {"text": document} if isinstance(document, str) else document
 
 
 _RULES = (
@@ -263,6 +281,7 @@ def _rerank_route(path: str) -> GenerationRoute[ScoreJob]:
         summary="Documents by how alike they are to a query.",
         rules=(
             *_RULES,
+            "A document that is an object has its text, which is not empty, as `text`.",
             "With `texts` for `documents` the reply is TEI's list of indices and scores.",
         ),
         example={"query": "red shoes", "documents": ["crimson boots", "a blue bag"], "top_n": 1},
