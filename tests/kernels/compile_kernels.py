@@ -30,11 +30,11 @@ from quire.kernels.triton.gemm.byte_rows_config import byte_rows_configs
 from quire.kernels.triton.gemm.int4_config import scales_codes
 from quire.kernels.triton.gemm.int4_rows_config import int4_rows_configs
 from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
-from quire.kernels.triton.gemm.split_k_config import shares_of
+from quire.kernels.triton.gemm.split_k_config import shares_of, split_k_config
 from quire.kernels.triton.hopper.hopper_block_gemm import hopper_block_gemm_kernel
 from quire.kernels.triton.hopper.hopper_byte_rows import hopper_byte_rows_kernel
 from quire.kernels.triton.hopper.hopper_decode import hopper_decode_kernel
-from quire.kernels.triton.hopper.hopper_fp8_gemm import hopper_fp8_gemm_kernel
+from quire.kernels.triton.hopper.hopper_fp8_gemm import COLUMNS, hopper_fp8_gemm_kernel
 from quire.kernels.triton.hopper.hopper_gemm import hopper_gemm_kernel, tile_layout
 from quire.kernels.triton.hopper.hopper_int4_rows import hopper_int4_rows_kernel
 from quire.kernels.triton.hopper.hopper_ordered_gemm import hopper_ordered_gemm_kernel
@@ -47,6 +47,7 @@ from quire.kernels.triton.launch.attention_memory import (
     fitting_prefill,
     shared_tile,
 )
+from quire.kernels.triton.launch.gemm_config import RingConfig
 from quire.kernels.triton.ops.int4_weight import byte_tables
 from quire.kernels.triton.ops.invariant_gemm import tile_gemm_kernel
 from quire.kernels.triton.sampling.candidates import candidates_kernel
@@ -250,7 +251,7 @@ def ring_int4(
         norms = dict.fromkeys(["query_norm_ptr", "key_norm_ptr"])
         constants |= {"HEAD_DIM": 128, **norms}
         types = {name: kind for name, kind in types.items() if name not in norms}
-    warps = warps or max(4, min(8, parts * block_n * max(1, rows // 16) // 16))
+    warps = warps or (8 if block_n == 128 and not 1 < rows <= 8 else 4)  # as `int4_config` has them
     return compile_kernel(
         hopper_gemm_kernel,
         types,
@@ -372,22 +373,34 @@ def rows_bytes(
     return compiled
 
 
+TUNED = RingConfig(128, 3, 4, warps=8)
+
+
 def rows(
-    capability: int, kind: str = "fp8e4nv", most: int = 128, split: int = 4
+    capability: int, kind: str = "fp8e4nv", most: int = 128,
+    config: RingConfig | None = TUNED,
 ) -> Compiled:  # fmt: skip
-    """The product of 65 to 128 rows with weights in eight bits."""
-    shares = shares_of(split, most, 1, 132)
+    """The product of some rows with weights in eight bits; config: None for that of few tiles."""
+    config = config or split_k_config(most, 1024, 8192, 132)
+    assert config is not None
+    shares = shares_of(config.split, most, 1, 132)
     codes = f"tensordesc<{kind}[{{}}, 128],{tile_layout(1)!r}>"
     types = {
-        "x_desc": codes.format(most), "w_desc": codes.format(128),
-        "out_desc": f"tensordesc<bf16[{most // shares}, 128],{tile_layout(2)!r}>", "bias_ptr": BF16,
+        "x_desc": codes.format(most), "w_desc": codes.format(config.block_n), "bias_ptr": BF16,
+        "out_desc": f"tensordesc<bf16[{most // shares}, {config.block_n}],{tile_layout(2)!r}>",
         **dict.fromkeys(["x_scale_ptr", "w_scale_ptr", "partial_ptr"], "*fp32"),
         "arrival_ptr": INTS, **dict.fromkeys(["M", "N", "K"], "i32"),
     }  # fmt: skip
-    every = 8 if kind == "fp8e4nv" else 0  # sums of bytes are exact
-    constants = {"STAGES": 3, "TILES": 1, "SPLIT": split, "SHARES": shares, "EVERY": every}
+    every = COLUMNS // (128 * config.tiles) if kind == "fp8e4nv" and most <= 128 else 0
+    constants = {"STAGES": config.stages, "TILES": config.tiles, "SPLIT": config.split}
+    constants |= {"SHARES": shares, "EVERY": every}
     return compile_kernel(
-        hopper_fp8_gemm_kernel, types, constants, capability, num_warps=8, launch_pdl=True
+        hopper_fp8_gemm_kernel,
+        types,
+        constants,
+        capability,
+        num_warps=config.warps,
+        launch_pdl=True,
     )
 
 
@@ -798,7 +811,11 @@ KERNELS = {
     "ring_int8": functools.partial(ring, kind="i8"),
     "skinny_int8": functools.partial(skinny, weight_format="codes", codes="i8"),
     "rows": rows,
-    "rows_thirds": functools.partial(rows, split=3),
+    "rows_thirds": functools.partial(rows, config=RingConfig(128, 3, 3, warps=8)),
+    "rows_shared": functools.partial(rows, most=256, config=None),
+    "rows_shared_some": functools.partial(rows, config=None),
+    "rows_shared_few": functools.partial(rows, most=64, config=None),
+    "rows_whole": functools.partial(rows, most=256, config=RingConfig(64, 5)),
     "rows_int8": functools.partial(rows, kind="i8"),
     "rows_int8_most": functools.partial(rows, kind="i8", most=256),
     "rows_in_order": rows_in_order,
@@ -813,21 +830,19 @@ KERNELS = {
     "ring_int4_zeros": functools.partial(ring_int4, rows=16, parts=1, group=64, zeros=True),
     "ring_int4_few": functools.partial(ring_int4, rows=4, parts=1, group=32, zeros=True),
     "plan_many": functools.partial(plan, most=1024, warps=4),
-    "ring_int4_parts": functools.partial(ring_int4, rows=16, group=64, warps=4),
+    "ring_int4_parts": functools.partial(ring_int4, rows=16, group=64),
     "ring_int4_many": functools.partial(ring_int4, rows=128, block_n=128, parts=1),
     "ring_int4_most": functools.partial(ring_int4, rows=64, parts=1, group=64),
     "ring_int4_sums": functools.partial(ring_int4, rows=16, block_n=32),
     "ring_int4_heads_few": functools.partial(
-        ring_int4, rows=16, block_n=128, parts=1, group=64, heads=True, warps=8, registers=128
+        ring_int4, rows=16, block_n=128, parts=1, group=64, heads=True, registers=128
     ),
     "ring_int4_heads_one": functools.partial(
-        ring_int4, block_n=128, group=64, heads=True, warps=8, registers=128
+        ring_int4, block_n=128, group=64, heads=True, registers=128
     ),
-    "ring_int4_halves": functools.partial(
-        ring_int4, rows=8, parts=1, group=64, halves=True, warps=4
-    ),
+    "ring_int4_halves": functools.partial(ring_int4, rows=8, parts=1, group=64, halves=True),
     "ring_int4_halves_one": functools.partial(
-        ring_int4, block_n=32, parts=4, group=32, halves=True, zeros=True, warps=4
+        ring_int4, block_n=32, parts=4, group=32, halves=True, zeros=True
     ),
     "ring_int4_silu_few": functools.partial(
         ring_int4, rows=16, parts=1, group=64, silu=True, registers=128
@@ -841,9 +856,9 @@ KERNELS = {
     "ring_mxfp4_many": functools.partial(
         ring_int4, rows=128, block_n=128, parts=1, group=32, codebook="mxfp4"
     ),
-    "ring_int4_silu": functools.partial(ring_int4, block_n=32, silu=True),
+    "ring_int4_silu": functools.partial(ring_int4, block_n=32, silu=True, registers=96),
     "ring_int4_wide": functools.partial(
-        ring_int4, rows=64, block_n=128, parts=1, group=64, silu=True, warps=8, registers=128
+        ring_int4, rows=64, block_n=128, parts=1, group=64, silu=True, registers=128
     ),
     "ring_bytes": functools.partial(ring_int4, codes="s8"),
     "ring_bytes_alone": functools.partial(ring_int4, rows=16, parts=1, codes="s8", group=0),
@@ -860,6 +875,7 @@ KERNELS = {
     "ring_bytes_heads": functools.partial(
         ring_int4, rows=2, block_n=128, parts=1, codes="s8", heads=True
     ),
+    "ring_bytes_heads_one": functools.partial(ring_int4, codes="s8", heads=True),
     "ring_blocks": functools.partial(ring_int4, codes="e4m3"),
     "ring_blocks_some": functools.partial(ring_int4, rows=16, block_n=32, codes="e4m3", silu=True),
     "ring_blocks_most": functools.partial(ring_int4, rows=64, parts=1, codes="e4m3"),

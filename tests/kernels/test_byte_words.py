@@ -341,6 +341,15 @@ def test_configs_fit(n: int, k: int) -> None:
                 )
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("n", "k"), SIZES)
+def test_tiles_hold_whole_heads(n: int, k: int, head_dim: int) -> None:
+    """So that the GEMM of queries, keys and values applies RoPE, also for one request."""
+    for rows, group in itertools.product((1, 2, 5, 16, 17, 64, 65), (64, 128)):
+        found = byte_config(rows, n, k, group, 132, 1, head_dim)
+        assert found is None or found.block_n % head_dim == 0
+
+
 def test_bytes_are_those_of_the_memory_plan() -> None:
     for spec, k in itertools.product(SPECS, (384, 768)):
         found = format_of(spec)

@@ -227,6 +227,7 @@ def test_a_config_fits_a_multiprocessor_and_the_workspace(rows: int, n: int, k: 
             for head_dim in (0, 64, 128):
                 config = int4_config(rows, n, k, group, 132, zeros=zeros, head_dim=head_dim)
                 assert config is not None or rows > 64
+                assert config is None or not head_dim or config.block_n % head_dim == 0
                 halves = half_heads_config(rows, n, k, group, 132, head_dim, zeros=zeros)
                 found += [(each, group, zeros) for each in (config, halves) if each is not None]
     for config, group, zeros in found:

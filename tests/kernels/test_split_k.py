@@ -31,6 +31,19 @@ def all_end(m_tiles: int, n_tiles: int, split: int, num_programs: int) -> bool:
     return all(item >= items for item in at)
 
 
+def all_run(m_tiles: int, n_tiles: int, split: int, num_sms: int) -> bool:
+    """Whether a program for each work item ends, on multiprocessors that get free, in order."""
+    arrived, free = Counter[tuple[int, int]](), num_sms
+    for item in range(m_tiles * n_tiles * split):
+        if not free:  # as no tile here is complete
+            return False
+        free -= 1
+        tile = item // m_tiles // split, item % m_tiles
+        arrived[tile] += 1
+        free += split if arrived[tile] == split else 0
+    return free == num_sms
+
+
 @pytest.mark.parametrize("num_sms", [6, 78, 132])
 def test_programs_that_share_sums_do_not_wait_for_ever(num_sms: int) -> None:
     shared = left = 0
@@ -38,6 +51,7 @@ def test_programs_that_share_sums_do_not_wait_for_ever(num_sms: int) -> None:
         programs = min(num_sms, split * m_tiles * n_tiles)
         ends = all_end(m_tiles, n_tiles, split, programs)
         is_shared = shares_of(split, 256, m_tiles, num_sms) > 1
+        ends &= all_run(m_tiles, n_tiles, split, num_sms)
         assert ends or not is_shared
         shared, left = shared + is_shared, left + (not ends)
     assert shared > 0

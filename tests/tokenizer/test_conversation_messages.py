@@ -40,6 +40,14 @@ def prepare(message: Any) -> dict[str, Any]:
             [{"role": "user", "content": np.array(["hi", "you"])}],
             r"messages\[0\]\.content: must be a string or a list",
         ),
+        (
+            [{"role": "user", "content": [{"type": np.array(["text", "a"]), "text": "hi"}]}],
+            r"messages\[0\]\.content\[0\]: content parts must have the type text, not array",
+        ),
+        (
+            [{"role": "assistant", "content": "hi", "refusal": np.array([1, 2])}],
+            r"messages\[0\]\.refusal: unknown field",
+        ),
         ([{"role": "user"}], r"messages\[0\]\.content: it is missing; it must be a string"),
         ([{"role": "user", "content": None}], r"messages\[0\]\.content: it is missing"),
         ([{"role": "user", "content": 5}], r"messages\[0\]\.content: must be a string or a list"),
@@ -107,7 +115,9 @@ def test_joins_text_parts() -> None:
     assert prepare({"role": "user", "content": parts})["content"] == "one\ntwo"
 
 
-@pytest.mark.parametrize("arguments", ["[]", '"{}"', "1", "null", "true", [1], 1, [], 0, False])
+@pytest.mark.parametrize(
+    "arguments", ["[]", '"{}"', "1", "null", "true", [1], 1, [], 0, False, np.ones(2)]
+)
 def test_arguments_are_an_object(arguments: object) -> None:
     """Also in Python, where they need no text: templates read them by their names."""
     call = {"function": {"name": "f", "arguments": arguments}}

@@ -167,11 +167,15 @@ def test_older_folders_list_added_tokens_in_a_file(write: WriteFolder) -> None:
     assert [tokenizer.is_special(size + number) for number in (0, 1)] == [True, False]
 
 
-@pytest.mark.parametrize("content", [{"<tool>": "1"}, {"<tool>": None}, {"<tool>": True}])
+@pytest.mark.parametrize(
+    "content", [{"<tool>": "1"}, {"<tool>": None}, {"<tool>": True}, {"<a>": 9999, "<b>": 9999}]
+)
 def test_malformed_added_tokens(write: WriteFolder, content: object) -> None:
     folder = write()
     (folder / "added_tokens.json").write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match=r"added_tokens\.json must be a map of tokens to ids"):
+    with pytest.raises(
+        CheckpointError, match=r"added_tokens\.json must be a map of tokens to different ids"
+    ):
         Tokenizer.from_folder(folder)
 
 

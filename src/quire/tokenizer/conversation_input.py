@@ -76,7 +76,7 @@ def _prepare(message: Any, where: str, map_text: TextMap, names: Collection[str]
     message = {
         key: value
         for key, value in message.items()
-        if value is not None and (key not in _ECHOED or value)
+        if value is not None and not (key in _ECHOED and _is_empty(value))
     }
     for key in message:
         if key not in _KEYS and key not in names:
@@ -97,6 +97,11 @@ def _prepare(message: Any, where: str, map_text: TextMap, names: Collection[str]
         key: role if key == "role" else plain(value, map_text, "messages", where)
         for key, value in message.items()
     }
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a JSON value says nothing; others, such as arrays, may have no truth value."""
+    return isinstance(value, str | list | dict | int | float) and not value
 
 
 def _checked_role(role: Any, where: str) -> Any:
@@ -125,7 +130,7 @@ def _joined(content: Any, where: str) -> str:
 
 def _part_text(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind != "text":
+    if not isinstance(kind, str) or kind != "text":
         raise invalid_value(
             "messages", f"content parts must have the type text, not {kind!r}", where=where
         )
@@ -146,11 +151,11 @@ def _with_parsed(call: dict[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(function, dict) or "arguments" not in function:
         return call
     arguments = function["arguments"]
-    if arguments is None or arguments == "":
+    if arguments is None:
         arguments = {}
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError) as error:
             problem = f"not JSON ({_reason(error)}); send the object"
             raise invalid_value("messages", problem, where=field) from error

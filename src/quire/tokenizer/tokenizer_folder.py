@@ -85,8 +85,9 @@ def read_settings(folder: Path) -> dict[str, Any]:
     settings |= _read_object(folder / "special_tokens_map.json")
     path = folder / "added_tokens.json"
     added = _read_object(path)
-    if not all(type(token_id) is int for token_id in added.values()):
-        raise CheckpointError(f"{path} must be a map of tokens to ids; download it again")
+    ids = added.values()
+    if not all(type(token_id) is int for token_id in ids) or len({*ids}) < len(ids):
+        raise CheckpointError(f"{path} must be a map of tokens to different ids; download it again")
     special = {flags["content"] for flags, _ in _special_tokens(settings)}
     listed = {
         token_id: {"content": text, "special": text in special, "normalized": text not in special}

@@ -280,6 +280,11 @@ def test_a_number_of_yarn_that_is_zero_is_none(tmp_path: Path, key: str) -> None
         ),
         ({"num_hidden_layers": 10**9}, "set it to an integer between 1 and 1024"),
         ({"num_key_value_heads": 5}, "num_key_value_heads is 5, which does not divide"),
+        (
+            {"architectures": ["MistralForCausalLM"], "num_key_value_heads": ...}
+            | {"num_attention_heads": 4},
+            "num_key_value_heads is missing, which means 8, which does not divide num_attention",
+        ),
         ({"head_dim": None, "num_attention_heads": 24}, "does not divide hidden_size (2048)"),
         ({"head_dim": 63}, "head_dim is 63, which is odd; take another model"),
         (

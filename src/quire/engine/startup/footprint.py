@@ -117,8 +117,8 @@ def dequantized_bytes(config: EngineConfig, model_config: ModelConfig) -> int:
     """Bytes of the numbers that a GEMM on a GPU makes of a weight whose codes it does not multiply.
 
     Those are codes beside 16-bit activations, and FP8 where neither the GPU nor the library
-    multiplies it. Of a whole weight where results may not depend on the batch, and of a byte's in
-    float32, which the plain twins compute; else some rows at a time.
+    multiplies it. Of a whole weight where results may not depend on the batch, and where a model in
+    float32 has weights of a byte each, which the plain twins multiply; else some rows at a time.
     """
     dtype, most = choose_dtype(config, model_config), 0
     item = DTYPES[dtype].num_bytes

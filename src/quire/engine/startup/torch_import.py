@@ -34,8 +34,8 @@ _LEFT_OUT = "torch._meta_registrations"
 def import_torch() -> None:
     """Import PyTorch. Raises ConfigError if it is not installed.
 
-    Ctrl-C waits until it is imported: half of it cannot be imported again, and where PyTorch
-    imports NumPy, it clears every error.
+    Ctrl-C waits until it is imported (a second one, later than `PATIENCE`, does not): half of it
+    cannot be imported again, and where PyTorch imports NumPy, it clears every error.
     """
     if "torch" not in sys.modules and PathFinder.find_spec("torch") is None:
         raise ConfigError("this start needs PyTorch, which is not installed; pip install torch")

@@ -83,9 +83,10 @@ def read_heads(config: ConfigFile, hidden_size: int) -> tuple[int, int, int]:
     num_heads = config.integer("num_attention_heads", high=2**14)
     num_kv_heads = _size(config, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
+        found = "is" if "num_key_value_heads" in config.values else "is missing, which means"
         raise config.wrong(
             "num_key_value_heads",
-            f"is {num_kv_heads}, which does not divide num_attention_heads ({num_heads}); "
+            f"{found} {num_kv_heads}, which does not divide num_attention_heads ({num_heads}); "
             "correct it",
         )
     if config.get_nullable("head_dim") is None and hidden_size % num_heads:

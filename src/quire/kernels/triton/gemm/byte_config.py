@@ -38,9 +38,9 @@ def byte_config(
         block_n, parts, warps = head_dim, 2 if m < 2 else 1, 8 if m < 2 or m > 16 else 4
     elif m > 16 or (m > 4 and n > 128 * num_sms) or (m > 8 and k <= 8192):
         block_n, parts, warps = 64, 1, 4
-    elif n > 128 * num_sms:
+    elif n > 128 * num_sms and not head_dim:
         block_n, parts, warps = 32, 2, 4
-    elif m == 1 and k <= 8192:
+    elif m == 1 and k <= 8192 and not head_dim:
         block_n, parts, warps = 32, 4, 4
     else:
         block_n, parts, warps = 64, 2, 4

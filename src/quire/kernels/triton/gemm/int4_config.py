@@ -89,7 +89,7 @@ def int4_config(
     many = (8 if few else 16) < m <= 32 and split > 1 and steps >= 8 * split
     stages, registers = 3 if many else 2, None
     if m == 1 and block_n == 32 and not codebook:
-        registers = 96  # for which ptxas takes 71: seven programs on a multiprocessor
+        registers = 96  # ptxas takes 71: seven on a multiprocessor; with groups of 128 five
     elif not codebook and m <= 16 and parts < 4:
         is_small = split == parts == 1 and block_n == 64
         registers = 128 if warps == 8 or is_small else None  # two programs, or four small ones
@@ -156,7 +156,7 @@ def _cut(
         programs = 2 * math.ceil(n / 64)
         if programs <= num_sms < 4 / 3 * programs and 3072 < k <= 4096:  # x and W in two stages
             return 64, 4, 8
-        return 32 if n > 64 * num_sms else 64, 2, 4
+        return 32 if n > 64 * num_sms and not head_dim else 64, 2, 4
     if 8 < m <= 16 and not (codebook or head_dim) and n <= 32 * num_sms:
         if k <= 8192 and k % 1024 == 0:  # o of 3,584 columns was slower so, others quicker
             return 64, 2, 4
@@ -165,7 +165,7 @@ def _cut(
     if m > (16 if codebook else 8) or (m > 8 and k <= 8192) or (large and (m > 4 or in_one_round)):
         return 64, 1, 4
     is_long = k > 8192 and n <= 32 * num_sms and not codebook  # four programs share a tile
-    return 32 if large else 64, 2, 8 if 2 < m <= 4 and is_long else 4
+    return 32 if large and not head_dim else 64, 2, 8 if 2 < m <= 4 and is_long else 4
 
 
 def int4_configs(m: int, n: int, k: int, group: int, num_sms: int) -> Iterator[Int4Config]:

@@ -1,8 +1,9 @@
 """Split K on Hopper: how programs that share a tile add up their partial sums.
 
 Floor: a tile's sums are written and read by all of its programs at once. Where they share the
-tokens, each of them adds up some, and waits until the others have written theirs. Else the last one
-to arrive adds up all, which takes as many times longer; it waits for none, for any number of parts.
+tokens (a reduce-scatter), each of them adds up some, and waits until the others have written
+theirs. Else the last one to arrive adds up all, which takes as many times longer; it waits for
+none, for any number of parts.
 
 Those who wait hold their multiprocessors. So the others must come to run beside them, see
 `shares_of`: programs begin in the order of their ids, and of the next kernel none begins before all
@@ -94,7 +95,7 @@ def _reduce_parts(acc, tile, part, partial_ptr, arrival_ptr, SPLIT: gl.constexpr
 
 @gluon.jit
 def meet(arrival_ptr, SPLIT: gl.constexpr):
-    """Wait until SPLIT programs have come here, and see what each wrote before."""
+    """A barrier of a tile's SPLIT programs (CTAs), each of which sees what all wrote before."""
     before, arrived = _arrive(arrival_ptr, SPLIT)
     while arrived < SPLIT:
         arrived = gl.atomic_add(arrival_ptr, 0, sem="acquire", scope="gpu") - before
@@ -105,7 +106,8 @@ def _arrive(arrival_ptr, SPLIT: gl.constexpr):
     """Count this program among those of a tile, which see what each wrote before.
 
     Returns the count before all of them, and how many have come. It goes up by _LAP with each
-    launch, whatever its SPLIT, so that those who still wait need not be waited for.
+    launch, whatever its SPLIT, and is never reset: so the last one need not wait until all others
+    have seen it.
     """
     barrier()  # all threads' stores precede the one thread's release
     ticket = gl.atomic_add(arrival_ptr, 1, sem="acq_rel", scope="gpu")

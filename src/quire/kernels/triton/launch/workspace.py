@@ -2,7 +2,8 @@
 
 Allocated once for each device and never freed, so that CUDA graphs may hold its addresses. Kernels
 that use it must run one after another on one stream. Counters are zero between kernels: the program
-that arrives last at one resets it.
+that arrives last at one resets it. Arrivals are multiples of a lap instead, as programs that still
+wait there compare them, see `hopper_split_k`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Workspace:
 
     partials: Tensor  # float32 [NUM_PARTIALS]
     counters: Tensor  # int32 [NUM_COUNTERS], zeros
-    arrivals: Tensor  # int32 [NUM_COUNTERS], behind the counters; see `hopper_split_k`
+    arrivals: Tensor  # int32 [NUM_COUNTERS]; `hopper_gemm` relies on their place behind counters
     num_sms: int
     shared_memory: int  # bytes available to a program
 
