@@ -46,12 +46,16 @@ RULES = {
     "stored": r"^Previous response with id",
     "truncation": r"^truncate_prompt_tokens",
     "roles": r"last one is the assistant|only the (assistant|user) has this|only tools have one",
+    "continued": r"last one has no text",
     "calls": r"a message of the role \w+ has none",
     "effort": r"^reasoning(_effort|\.effort)",
     "variables": r"^chat_template_kwargs",
     "dimensions": r"^dimensions",
     "pairs": r"^(queries|documents|text_[12]): (it is missing|must be (sent|1 text))",
+    "documents": r"^documents\[\d+\]: it has no text",
     "texts": r"U\+FDD0",
+    "durations": r"^keep_alive: must be a number of seconds, or a duration",
+    "homes": r"^\w+: unknown field; send \w+\.",
     "thinking": r"^thinking",
 }
 
