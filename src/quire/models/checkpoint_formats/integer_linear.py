@@ -46,11 +46,9 @@ class IntegerLinear(StoredLinear):
 
     def _in_equal_groups(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
         rows = self.integer_rows(tensors)
-        return (
-            rows
-            if self.group == -1
-            else rows.in_groups(self.group, equal_group(self.group, rows.k))
-        )
+        if self.group == -1:
+            return rows
+        return rows.in_groups(self.group, equal_group(self.group, rows.k))
 
 
 def group_problem(group: int) -> str | None:
