@@ -233,6 +233,28 @@ def test_streams_at_a_time(texts: list[str]) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_shutdown_ends_streams_that_run_and_that_wait(elsewhere: bool) -> None:
+    async def main() -> None:
+        asyncio.get_running_loop().set_debug(True)  # refuses calls from other threads
+        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**vars(ARGS) | {"max_num_seqs": 1}))
+        long = SamplingParams(max_tokens=200, ignore_eos=True)
+        runs, waits = (llm.generate(PROMPTS[0], long, name) for name in ("runs", "waits"))
+        await anext(runs)
+        waiting = asyncio.create_task(anext(waits))
+        await asyncio.sleep(0.01)
+        if elsewhere:
+            await asyncio.to_thread(llm.shutdown)
+        else:
+            llm.shutdown()
+        with pytest.raises(EngineError, match="was shut down"):
+            await asyncio.wait_for(waiting, 60)
+        with pytest.raises(EngineError, match="was shut down"):
+            [item async for item in runs]
+
+    asyncio.run(main())
+
+
 def test_another_event_loop_is_refused(texts: list[str]) -> None:
     llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**vars(ARGS)))
 
