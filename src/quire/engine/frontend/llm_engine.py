@@ -12,7 +12,7 @@ from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.engine.core.deferred_interrupt import DeferredInterrupt
 from quire.engine.frontend.input_processor import PreparedRequest
-from quire.engine.frontend.offline_engine import OfflineEngine
+from quire.engine.frontend.loaded_model import LoadedModel
 from quire.engine.frontend.output_processor import OutputProcessor, Processed
 from quire.engine.frontend.prompt_options import EncodingOptions, read_one_call, refuse_unknown
 from quire.engine.frontend.request_metrics import RequestMetrics
@@ -23,7 +23,7 @@ from quire.tokenizer.load_tokenizer import load_tokenizer
 from quire.tokenizer.transformers_api import TransformersTokenizer
 
 
-class LLMEngine(ModelOwner, OfflineEngine):
+class LLMEngine(ModelOwner, LoadedModel):
     """A model whose steps its caller runs. For one thread.
 
     Items have the answer so far, unless the params have another output_kind.
