@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, LLMEngine, SamplingParams
+from quire.core.messages import AbortRequests
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import RequestOutputKind
 from quire.errors import EngineError, InvalidRequestError
@@ -193,6 +194,36 @@ def test_an_error_within_a_step_ends_all_and_breaks_nothing(
     assert not engine.has_unfinished_requests()
     engine.add_request("a", PROMPTS[0], PARAMS)
     assert run(engine)["a"][-1].outputs[0].text == texts[0]
+
+
+def test_an_error_within_another_call_ends_all_and_breaks_nothing(
+    engine: LLMEngine, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert engine._engine is not None
+    handle, twice = engine._engine._core.handle, SamplingParams(n=2)
+
+    def fail_second(message: object) -> None:
+        if getattr(message, "request_id", "").endswith("/1"):
+            raise MemoryError
+        handle(message)  # type: ignore[arg-type]
+
+    def fail_abort(message: object) -> None:
+        if isinstance(message, AbortRequests):
+            raise MemoryError
+        handle(message)  # type: ignore[arg-type]
+
+    for fail, call in (
+        (fail_second, lambda: engine.add_request("b", PROMPTS[1], twice)),
+        (fail_abort, lambda: engine.abort_request("a")),
+    ):
+        engine.add_request("a", PROMPTS[0], PARAMS)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._engine._core, "handle", fail)
+            with pytest.raises(MemoryError):
+                call()
+        assert not engine.has_unfinished_requests()
+        engine.add_request("a", PROMPTS[0], PARAMS)
+        assert run(engine)["a"][-1].outputs[0].text == texts[0]
 
 
 def test_asleep_and_awake(engine: LLMEngine, texts: list[str]) -> None:
