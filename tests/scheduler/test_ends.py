@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from simulation import Simulation, answer_alone, shape
+from simulation import Simulation, answer_alone
 
 from quire.config import SchedulerConfig
 from quire.core.messages import AddRequest
@@ -13,7 +13,6 @@ from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import ModelRunnerOutput, SampleResult
 from quire.core.structured_outputs import StructuredOutputs
-from quire.errors import InvalidRequestError
 from quire.kvcache.kv_cache_manager import KVCacheManager
 from quire.scheduler.request_outputs import no_token_left
 from quire.scheduler.scheduler import Scheduler
@@ -90,18 +89,6 @@ def test_rows_that_left_the_batch_are_in_the_next_plan() -> None:
     plan = sim.step()
     assert plan is not None
     assert plan.removed_ids == ["r0"]
-
-
-def test_an_id_may_not_run_twice_but_may_come_again() -> None:
-    sim = Simulation()
-    sim.add(4, max_tokens=1)
-    message = sim.messages["r0"]
-    twin = Request(message, arrival=1, max_model_len=sim.max_model_len)
-    with pytest.raises(InvalidRequestError, match="use a new id for each request"):
-        sim.scheduler.add(twin)
-    sim.drain()
-    sim.scheduler.add(twin)
-    assert shape(sim.scheduler.schedule()) == [("r0", 0, 4)]
 
 
 def test_a_result_for_a_request_that_left_does_not_reach_its_namesake() -> None:
