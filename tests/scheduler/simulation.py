@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from kv_usage import num_allocated_slots, num_stored_tokens
+from kv_usage import block_table, num_allocated_slots, num_stored_tokens
 
 from quire.config import SchedulerConfig
 from quire.core.messages import AddRequest, RequestDelta, TokenLogprobs
@@ -343,7 +343,7 @@ class Simulation:
         pool = self.kv.pool
         pool.check()
         running = [r for r in self.requests.values() if r.status is RequestStatus.RUNNING]
-        refs = Counter(b for r in running for b in self.kv.block_table(r))
+        refs = Counter(b for r in running for b in block_table(self.kv, r))
         assert all(pool._ref_counts[b] == refs[b] for b in range(pool.num_blocks))
         stats = self.scheduler.stats()
         assert stats.num_running == len(running) <= self.config.max_num_seqs
@@ -354,7 +354,7 @@ class Simulation:
         assert stats.prefix_cache_queries == hits_and_misses
         assert num_stored_tokens(self.kv) <= num_allocated_slots(self.kv)
         for request in running:
-            held = len(self.kv.block_table(request)) * self.kv.block_size
+            held = len(block_table(self.kv, request)) * self.kv.block_size
             assert request.num_computed_tokens <= held
             assert request.num_computed_tokens < request.max_total_tokens
             request.check_lengths()
