@@ -32,7 +32,7 @@ def make_request(
     message = AddRequest(
         request_id=request_id, prompt_token_ids=prompt, sampling=sampling, cache_salt=salt
     )
-    return Request(message, arrival=0, max_model_len=1000)
+    return Request(message, arrival_number=0, max_model_len=1000)
 
 
 def start(kv: KVCacheManager, request: Request) -> list[int]:

@@ -60,7 +60,7 @@ def answer_alone(message: AddRequest, max_model_len: int) -> list[int]:
     """What a request answers when it is the only one, with nothing cached."""
     if message.pooling is not None:
         return []
-    request = Request(message, arrival=0, max_model_len=max_model_len)
+    request = Request(message, arrival_number=0, max_model_len=max_model_len)
     while request.append(next_token(histories(request.token_ids)[-1])) is None:
         pass
     return request.token_ids[request.num_prompt_tokens :]
@@ -235,7 +235,7 @@ class Simulation:
             stream=stream,
         )
         request = Request(
-            message, arrival=number, max_model_len=self.max_model_len, queued=self.now
+            message, arrival_number=number, max_model_len=self.max_model_len, queued=self.now
         )
         self.messages[request_id] = message
         self.requests[request_id] = request
@@ -286,7 +286,7 @@ class Simulation:
                 or ((entry := planned.get(request.request_id)) and entry.num_tokens > 1)
             )
         ]
-        prompts.sort(key=lambda r: (r.priority if by_priority else 0, r.due, r.arrival))
+        prompts.sort(key=lambda r: (r.priority if by_priority else 0, r.due, r.arrival_number))
         cut = False
         for request in prompts:
             entry = planned.get(request.request_id)

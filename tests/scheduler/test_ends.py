@@ -33,7 +33,7 @@ def test_every_finish_reason() -> None:
         message = AddRequest(
             request_id="x", prompt_token_ids=prompt, sampling=sampling, eos_token_ids=[eos]
         )
-        scheduler.add(Request(message, arrival=0, max_model_len=128))
+        scheduler.add(Request(message, arrival_number=0, max_model_len=128))
         given: list[int] = []
         while (plan := scheduler.schedule()) is not None:
             result = SampleResult(token_id=tokens[len(given)])
@@ -96,7 +96,7 @@ def test_a_result_for_a_request_that_left_does_not_reach_its_namesake() -> None:
     sim.add(4)
     sim.schedule()
     sim.abort("r0")
-    twin = Request(sim.messages["r0"], arrival=1, max_model_len=sim.max_model_len)
+    twin = Request(sim.messages["r0"], arrival_number=1, max_model_len=sim.max_model_len)
     sim.scheduler.add(twin)
     sim.schedule()
     assert sim.finish_step() == []

@@ -13,7 +13,7 @@ def make_request(num_tokens: int) -> Request:
         sampling=SamplingParams(),
         eos_token_ids=[9, 3],
     )
-    return Request(message, arrival=0, max_model_len=100)
+    return Request(message, arrival_number=0, max_model_len=100)
 
 
 def lengths(request: Request) -> tuple[int, int]:

@@ -270,7 +270,7 @@ class EngineCore:
             self._num_arrivals += 1
             request = Request(
                 message,
-                arrival=self._num_arrivals,
+                arrival_number=self._num_arrivals,
                 max_model_len=self.limits.max_model_len,
                 queued=time.monotonic(),
             )
