@@ -87,16 +87,11 @@ def int4_config(
         rounds = {s: math.ceil(s * tiles / num_sms) * (steps / s + 2) for s in range(1, split + 1)}
         split = min(rounds, key=lambda s: rounds[s])
     many = (8 if few else 16) < m <= 32 and split > 1 and steps >= 8 * split
-    stages, registers = 3 if many else 2, None
-    if m == 1 and block_n == 32 and not codebook:
-        most = shared_memory(1, k, group, zeros=zeros, config=Int4Config(block_n, parts, stages))
-        most = SHARED_MEMORY // (most + 1024)
-        registers = registers_of_one_row(tiles / num_sms, most, group, zeros=zeros)
-    elif not codebook and m <= 16 and parts < 4:
-        is_small = split == parts == 1 and block_n == 64
-        registers = 128 if warps == 8 or is_small else None  # two programs, or four small ones
-    found = Int4Config(block_n, parts, stages, split, warps, registers)
+    found = Int4Config(block_n, parts, 3 if many else 2, split, warps)
     memory = partial(shared_memory, m, k, group, zeros=zeros)
+    if m <= 16 and not codebook:
+        both = tiles / num_sms, programs_that_fit(found, memory)
+        found = replace(found, registers=_registers(found, m, *both, group, zeros=zeros))
     if not head_dim:
         found = filling(found, m, n, k, num_sms, memory)
     return fitting(found, k, tiles * block_n * block_rows(m), memory)
@@ -137,7 +132,12 @@ def filling(
     if share < 0.5 or most > 3:  # four are as many as there are registers for
         return config
     every = (replace(config, stages=stages) for stages in range(config.stages, 9))
-    return next((c for c in every if SHARED_MEMORY // (memory(config=c) + 1024) <= most), config)
+    return next((each for each in every if programs_that_fit(each, memory) <= most), config)
+
+
+def programs_that_fit(config: Int4Config, memory: Memory) -> int:
+    """Programs for which a multiprocessor has memory; CUDA takes 1 KiB for each."""
+    return int(SHARED_MEMORY // (memory(config=config) + 1024))
 
 
 def fitting(config: Int4Config, k: int, sums: int, memory: Memory) -> Int4Config | None:
@@ -152,6 +152,17 @@ def fitting(config: Int4Config, k: int, sums: int, memory: Memory) -> Int4Config
         if memory(config=found) <= SHARED_MEMORY:
             return found
     return None
+
+
+def _registers(
+    config: Int4Config, m: int, share: float, most: int, group: int, *, zeros: bool
+) -> int | None:  # fmt: skip
+    """The limit of registers of a thread, up to 16 rows; the others as `registers_of_one_row`."""
+    if m == 1 and config.block_n == 32:
+        return registers_of_one_row(share, most, group, zeros=zeros)
+    is_small = config.split == config.parts == 1 and config.block_n == 64
+    two = config.warps == 8 and config.parts < 4
+    return 128 if two or is_small else None  # two programs on a multiprocessor, or four small ones
 
 
 def registers_of_one_row(share: float, most: int, group: int, *, zeros: bool) -> int | None:
