@@ -374,10 +374,11 @@ def test_without_a_key_the_data_type_is_that_of_the_weights(
         "c.qweight": torch.zeros(64, 8, dtype=torch.int32),
     }
     save_file(weights, tmp_path / "model.safetensors")
-    for absent in (..., None):
+    for absent in (..., None, "auto"):
         found = read(tmp_path, torch_dtype=absent)
         assert (found.dtype, found.names_dtype) == (str(dtype).removeprefix("torch."), False)
     assert read(tmp_path, torch_dtype="float16", dtype="bfloat16").dtype == "bfloat16"
+    assert read(tmp_path, torch_dtype="half", dtype="auto").dtype == "float16"
 
 
 VALUES = [None, True, 0, -1, 1, 2, 3, 7, 2**40, 10**400, 0.5, -0.0, 1e308, float("nan"), "", "x"]

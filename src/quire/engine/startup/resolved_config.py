@@ -94,7 +94,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
         """
         model_config = self.model_config
         if self.config.model.dtype == "auto" and not model_config.names_dtype:
-            logger.info("config.json has no dtype; that of the weights is %s", model_config.dtype)
+            logger.info("config.json names no dtype; that of the weights is %s", model_config.dtype)
         if self.quality is not None and self.config.model.quality_gate == OFF:
             failures = (read_report(self.folder) or {}).get("failures")
             if failures:
