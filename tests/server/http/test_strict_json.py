@@ -160,8 +160,8 @@ def test_pages_are_known_by_each_header_that_browsers_write(
 ) -> None:
     for path in ("/v1/completions", "/api/generate", "/completion"):
         body = {"model": "fake", "prompt": "a", "stream": False}
-        form = {"content-type": "application/x-www-form-urlencoded"}
-        for headers, status in ((form, 200), (form | page, 415), (JSON | page, 200)):
+        untyped = {"content-type": "application/x-www-form-urlencoded"}
+        for headers, status in ((untyped, 200), (untyped | page, 415), (JSON | page, 200)):
             assert call(app, path, body, headers=headers).status == status
 
 
