@@ -39,8 +39,8 @@ def _rotary_dim(config: ConfigFile, rope: ConfigFile, family: Family, head_dim: 
     if share != 1.0 and not family.has_partial_rotary:
         raise part.wrong(
             key, f"rotates {int(head_dim * share)} of {head_dim} dimensions, but layers of "
-            f"{family.name} rotate all (transformers ignores the key, or fails); remove it, or take "
-            "another model"
+            f"{family.name} rotate all (transformers ignores the key, or fails); remove it, or "
+            "take another model"
         )  # fmt: skip
     if share == 1.0 and head_dim % 2:
         raise config.wrong("head_dim", f"is {head_dim}, which is odd; take another model")
