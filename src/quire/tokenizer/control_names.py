@@ -3,7 +3,8 @@
 Such a name is broken by a mark (BREAK) behind its first character. The library looks for control
 tokens, finds none in it, and drops the mark: as ids, texts are whole. Its model must not find the
 name either: that of SentencePiece's Unigram kind would, as all tokens of its vocabulary are pieces.
-So in the copy of the tokenizer that reads such texts they have other names there.
+So in the copy of the tokenizer that reads such texts they have other names there. A name of one
+character is written as the mark and a stand-in, which the copy replaces.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from quire.tokenizer.conversation_input import BREAK
 
 if TYPE_CHECKING:
     import tokenizers
+
+_PRIVATE_USE = 0xF0000  # of Unicode's code points
 
 EncodeText = Callable[[str, bool], list[int]]
 """From a text, and whether to add special tokens around it, to token ids."""
@@ -62,14 +65,26 @@ def _whole_spec(backend: tokenizers.Tokenizer) -> dict[str, Any]:
     return spec
 
 
+def stand_ins(backend: tokenizers.Tokenizer) -> dict[str, str]:
+    """What names of one character are written as in texts, where they are no control tokens.
+
+    One that is a piece of the model is not told from its text, which has no other token.
+    """
+    added = backend.get_added_tokens_decoder().values()
+    names = sorted(token.content for token in added if token.special and len(token.content) == 1)
+    others = (name for name in names if backend.model.token_to_id(name) is None)
+    return {name: f"{BREAK}{chr(_PRIVATE_USE + index)}" for index, name in enumerate(others)}
+
+
 def careful_encoder(backend: tokenizers.Tokenizer) -> EncodeText:
     """A copy of the tokenizer, for which broken names of control tokens are plain text."""
     import tokenizers
 
     spec = _whole_spec(backend)
-    drop = {"type": "Replace", "pattern": {"String": BREAK}, "content": ""}
+    texts = {stand_in: name for name, stand_in in stand_ins(backend).items()} | {BREAK: ""}
+    first = [{"type": "Replace", "pattern": {"String": m}, "content": t} for m, t in texts.items()]
     rest = [spec["normalizer"]] if spec["normalizer"] else []
-    spec["normalizer"] = {"type": "Sequence", "normalizers": [drop, *rest]}
+    spec["normalizer"] = {"type": "Sequence", "normalizers": [*first, *rest]}
     added = spec["added_tokens"]
     _rename(spec["model"], {token["content"] for token in added if token["special"]})
     own_ids = {token["content"]: token.pop("id") for token in added}
