@@ -66,7 +66,7 @@ def _whole_spec(backend: tokenizers.Tokenizer) -> dict[str, Any]:
 
 
 def stand_ins(backend: tokenizers.Tokenizer) -> dict[str, str]:
-    """What names of one character are written as in texts, where they are no control tokens.
+    """How names of one character that are not control tokens are written in texts.
 
     One that is a piece of the model is not told from its text, which has no other token.
     """
