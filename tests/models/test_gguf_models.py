@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from quire.errors import CheckpointError
 from quire.gguf import gguf_folder
 from quire.gguf.gguf_config import model_settings
 from quire.gguf.gguf_header import read_gguf_header
+from quire.locked_folder import remove_left_folders
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.checkpoints.gguf_checkpoint import GgufCheckpoint
@@ -312,8 +315,16 @@ def test_without_a_cache_config_files_are_in_a_temporary_folder(
         hub.resolve_model(str(file))
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    killed = "import os, sys; from quire import hub; hub.resolve_model(sys.argv[1]); os.kill(0, 9)"
+    command = [sys.executable, "-c", killed, str(file)]
+    environment = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
+    subprocess.run(command, env=environment, check=False, start_new_session=True)
+    (left,) = (tmp_path / "temporary").iterdir()
     folder = hub.resolve_model(str(file))
     assert folder.parent == tmp_path / "temporary"
+    assert not left.exists()
+    remove_left_folders("quire-gguf-", folder.parent)
+    assert folder.exists(), "another process leaves it"
     assert (folder / "model.gguf").resolve() == file
     assert hub.resolve_model(str(file)) == folder, "one for all that reads it"
     (record,) = caplog.records

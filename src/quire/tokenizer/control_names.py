@@ -65,13 +65,12 @@ def _whole_spec(backend: tokenizers.Tokenizer) -> dict[str, Any]:
     return spec
 
 
-def stand_ins(backend: tokenizers.Tokenizer) -> dict[str, str]:
-    """How names of one character that are not control tokens are written in texts.
+def stand_ins(backend: tokenizers.Tokenizer, control: Iterable[str]) -> dict[str, str]:
+    """Names of one character, and what stands for them in texts where they stay text.
 
     One that is a piece of the model is not told from its text, which has no other token.
     """
-    added = backend.get_added_tokens_decoder().values()
-    names = sorted(token.content for token in added if token.special and len(token.content) == 1)
+    names = sorted(name for name in control if len(name) == 1)
     others = (name for name in names if backend.model.token_to_id(name) is None)
     return {name: f"{BREAK}{chr(_PRIVATE_USE + index)}" for index, name in enumerate(others)}
 
@@ -81,12 +80,13 @@ def careful_encoder(backend: tokenizers.Tokenizer) -> EncodeText:
     import tokenizers
 
     spec = _whole_spec(backend)
-    texts = {stand_in: name for name, stand_in in stand_ins(backend).items()} | {BREAK: ""}
+    added = spec["added_tokens"]
+    control = {token["content"] for token in added if token["special"]}
+    texts = {stand_in: name for name, stand_in in stand_ins(backend, control).items()} | {BREAK: ""}
     first = [{"type": "Replace", "pattern": {"String": m}, "content": t} for m, t in texts.items()]
     rest = [spec["normalizer"]] if spec["normalizer"] else []
     spec["normalizer"] = {"type": "Sequence", "normalizers": [*first, *rest]}
-    added = spec["added_tokens"]
-    _rename(spec["model"], {token["content"] for token in added if token["special"]})
+    _rename(spec["model"], control)
     own_ids = {token["content"]: token.pop("id") for token in added}
     spec["added_tokens"] = [_token_above_all(spec["model"], own_ids.values())]
     copy = tokenizers.Tokenizer.from_str(json.dumps(spec))

@@ -36,8 +36,9 @@ class Encoder:
         self, backend: tokenizers.Tokenizer, control: Collection[tokenizers.AddedToken]
     ) -> None:
         self._backend = backend
-        self._stand_ins = stand_ins(backend)
-        self._control = _beginnings_of([token.content for token in control], self._stand_ins)
+        names = [token.content for token in control]
+        self._stand_ins = stand_ins(backend, names)
+        self._control = _beginnings_of(names, self._stand_ins)
         self._plain = plain_encoder(backend)
         self._hides_names = hides_names(backend, control)
         self._quick_chars = quick_chars(backend)
