@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 import numpy as np
 
 from quire.compat.missing_names import ModelOwner
-from quire.compat.own_options import names_as_given
+from quire.compat.own_options import OPTION_SCOPES, names_as_given
 from quire.config import EngineConfig
 from quire.core.messages import EngineStats
 from quire.core.pooling_params import Pooling, PoolingParams
@@ -62,7 +62,7 @@ class LLM(ModelOwner):
         self, model: str | os.PathLike[str] | None = None, **options: Unpack[LLMArguments]
     ) -> None:
         named = {} if model is None else {"model": model}
-        with names_as_given(options, ("engine", "server")):
+        with names_as_given(options, OPTION_SCOPES):
             config = EngineConfig.from_options(**named, **options)
             check_files(config)  # before the model is loaded
             self.tokenizer = load_tokenizer(config)

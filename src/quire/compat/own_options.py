@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from quire.compat.names_table import Scope
 
 
+OPTION_SCOPES: tuple[Scope, ...] = ("engine", "server")  # of options of an engine
+
+
 def own_options(
     options: Mapping[str, Any], known: Collection[str], scopes: Sequence[Scope]
 ) -> tuple[dict[str, Any], list[str]]:
