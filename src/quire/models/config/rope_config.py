@@ -77,8 +77,7 @@ def _kind(config: ConfigFile, rope: ConfigFile, family: Family) -> str:
             "another model"
         )  # fmt: skip
     kind = rope.text("rope_type", rope.text("type", "default"))
-    if family.name == "phi3" and kind in ("su", "yarn"):
-        kind = "longrope"  # names that early Phi-3 files gave it
+    kind = family.rope_kinds.get(kind, kind)
     if kind not in ROPE_KINDS:
         raise rope.wrong("rope_type", f"is {kind!r}; supported are {', '.join(ROPE_KINDS)}")
     return kind
