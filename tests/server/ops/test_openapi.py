@@ -231,3 +231,15 @@ def test_what_a_path_leaves_open_is_a_parameter(side: tuple[Starlette, dict[str,
         for operation in methods.values():
             found = [p["name"] for p in operation.get("parameters", ()) if p.get("in") == "path"]
             assert found == re.findall(r"\{(\w+)\}", path)
+
+
+def test_fields_that_are_taken_without_effect_are_documented(described: dict[str, Any]) -> None:
+    """Also names of other engines, on every route that reads a body."""
+    schemas = described["components"]["schemas"]
+    bodies = [
+        schemas[ref.rpartition("/")[2]]
+        for path in described["paths"].values()
+        for ref in re.findall(r"'requestBody': .*?'\$ref': '([^']*)'", str(path.get("post", "")))
+    ]
+    assert len(bodies) > 20
+    assert all("use_cache" in body["properties"] for body in bodies)

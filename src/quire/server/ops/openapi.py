@@ -103,7 +103,6 @@ def document(routes: Iterable[BaseRoute]) -> dict[str, Any]:
     schemas = Schemas(
         bodies=[entry.body for entry in entries if entry.body is not None],
         others=[*replies, ErrorChunk, AnthropicError, PlainError],
-        rules=[rules for entry in entries for rules in entry.struct_rules],
     )
     paths: dict[str, dict[str, Any]] = {}
     for entry in entries:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from quire.core.request_output import CompletionOutput, RequestOutput
-from quire.server.api.anthropic import messages_request
 from quire.server.api.anthropic.messages_reply import (
     BlockDelta,
     BlockStart,
@@ -26,8 +25,6 @@ from quire.server.api.anthropic.messages_reply import (
     TokenCountReply,
 )
 from quire.server.api.anthropic.messages_request import (
-    COUNT_RULES,
-    MESSAGES_RULES,
     CountRequest,
     MessagesRequest,
     TextBlock,
@@ -46,6 +43,7 @@ from quire.server.http.field_names import FieldNames
 from quire.server.http.http_errors import AnthropicError, ErrorReply
 from quire.server.http.ids import new_id
 from quire.server.http.openapi_entry import PostEntry
+from quire.server.http.request_body import read_body
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.server.parsing.output_events import (
     Event,
@@ -74,7 +72,7 @@ _NAMES = FieldNames(
 
 def prepare(data: bytes, models: ModelRegistry) -> Stages[MessagesFormatter]:
     """Decode a body, render and encode the conversation, in stages. Raises InvalidRequestError."""
-    request = messages_request.parse(data)
+    request = read_body(data, MessagesRequest)
     model = models.find(request.model)
     chat = _chat_of(request, model)
     yield
@@ -86,7 +84,7 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[MessagesFormatter]:
 
 def count_tokens(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply of /v1/messages/count_tokens. Raises InvalidRequestError."""
-    request = messages_request.parse_count(data)
+    request = read_body(data, CountRequest)
     model = models.find(request.model)
     chat = _chat_of(request, model)
     token_ids = conversation.encode(chat, model, names=_NAMES)
@@ -245,7 +243,6 @@ ROUTE = GenerationRoute(
         ),
         example={"messages": [route_rules.USER_MESSAGE], "max_tokens": 8},
         body=MessagesRequest,
-        struct_rules=MESSAGES_RULES,
         reply=MessageReply,
         events=_EVENTS,
     ),
@@ -265,7 +262,6 @@ COUNT_ROUTE = LightRoute(
         ),
         example={"messages": [route_rules.USER_MESSAGE]},
         body=CountRequest,
-        struct_rules=COUNT_RULES,
         reply=TokenCountReply,
     ),
     count_tokens,

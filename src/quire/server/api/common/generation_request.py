@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -52,6 +52,7 @@ class GenerationRequest(ResponseFormatFields, kw_only=True, dict=True):
     timings, in each chunk of a stream.
     """
 
+    neutral: ClassVar = {"detokenize": (None, True)}
     model: str | None = None
     n: field_bounds.NumAnswers | None = None
     temperature: field_bounds.Temperature | None = None
@@ -98,10 +99,6 @@ class GenerationRequest(ResponseFormatFields, kw_only=True, dict=True):
 
 _CUT_NAMES = frozenset({"n_predict", "num_predict"})  # of max_tokens: llama.cpp's and Ollama's
 NO_EFFECT = ("user",)  # fields that are accepted and never read
-
-ASKS_FOR_NOTHING: strict_json.NeutralValues = {
-    "detokenize": (None, True),
-}
 
 NO_PROGRESS = "return_progress has no effect: it needs a stream"
 NO_PADDING = "include_obfuscation has no effect: streams are sent without padding"

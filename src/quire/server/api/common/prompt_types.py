@@ -17,7 +17,6 @@ from quire.errors import invalid_value
 from quire.server.api.common.micro_batch import Stages
 from quire.server.http import strict_json
 from quire.server.http.field_bounds import Int32, TokenId
-from quire.server.http.openapi_entry import StructRules
 from quire.server.http.strict_json import Strict
 
 EncodeParts = Callable[[Sequence[int | str]], list[int]]  # texts between token ids
@@ -37,14 +36,7 @@ class PromptObject(Strict):
     multimodal_data: nothing, as models read only text.
     """
 
-    prompt_string: str | None = None
-    content: Annotated[list[ContentText], _ONE_OR_MORE] | None = None
-    multimodal_data: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
-
-
-PROMPT_OBJECT_RULES = StructRules(
-    struct=PromptObject,
-    variants=(
+    variants = (
         {
             "required": ["prompt_string"],
             "properties": {"prompt_string": {"type": "string"}, "content": {"type": "null"}},
@@ -53,8 +45,10 @@ PROMPT_OBJECT_RULES = StructRules(
             "required": ["content"],
             "properties": {"prompt_string": {"type": "null"}, "content": {"type": "array"}},
         },
-    ),
-)
+    )
+    prompt_string: str | None = None
+    content: Annotated[list[ContentText], _ONE_OR_MORE] | None = None
+    multimodal_data: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
 
 
 def parts_encoder(engine: AsyncEngine, special: bool | None) -> EncodeParts:

@@ -237,7 +237,6 @@ def _route(path: str) -> GenerationRoute[NativeFormatter]:
         ),
         example={"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0},
         body=NativeCompletionRequest,
-        struct_rules=completion_request.RULES,
         reply=NativeReply,
         items=NativeReply,
         events=(NativePart, NativeReply, ErrorChunk),

@@ -136,7 +136,6 @@ def _route(
         rules=(*_RULES, *rules),
         example=example | {"options": {"num_predict": 8}},
         body=body,
-        struct_rules=ollama_request.RULES,
         reply=part,
         events=(part, PlainError),
         lines=True,

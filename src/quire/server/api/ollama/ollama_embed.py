@@ -30,8 +30,8 @@ from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.ollama.ollama_options import Options, keep_alive_notes, read_ollama
 from quire.server.http.http_errors import send_complete
-from quire.server.http.openapi_entry import PostEntry, StructRules
-from quire.server.http.request_body import RequestBody, neutral_values
+from quire.server.http.openapi_entry import PostEntry
+from quire.server.http.request_body import RequestBody
 from quire.server.model_registry import ModelRegistry
 
 
@@ -82,13 +82,9 @@ class NothingToEmbed(msgspec.Struct, frozen=True):
     no_effect: Sequence[str]
 
 
-_decoder = msgspec.json.Decoder(EmbedBody)
-_older_decoder = msgspec.json.Decoder(OlderEmbedBody)
-
-
 def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob | NothingToEmbed]:
     """Decode a body and check its texts, in stages. Raises InvalidRequestError."""
-    request, _ = read_ollama(data, _decoder)
+    request = read_ollama(data, EmbedBody)
     inputs = [request.input] if isinstance(request.input, str) else request.input
     if not request.input:
         model = models.find(request.model)
@@ -101,7 +97,7 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob | Nothing
 
 def prepare_older(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
     """Decode a body of /api/embeddings and check its text, in stages; see `prepare`."""
-    request, _ = read_ollama(data, _older_decoder)
+    request = read_ollama(data, OlderEmbedBody)
     return (yield from _prepared(request, [request.prompt], models, -1, None, field="prompt"))
 
 
@@ -177,7 +173,6 @@ OLDER_ROUTE = GenerationRoute(
         rules=(route_rules.MODEL, "The text has at least one token, and fits the KV cache."),
         example={"prompt": "red shoes"},
         body=OlderEmbedBody,
-        struct_rules=(StructRules(struct=OlderEmbedBody, neutral=neutral_values(OlderEmbedBody)),),
         reply=OlderEmbedReply,
     ),
     prepare_older,
@@ -194,7 +189,6 @@ ROUTE = GenerationRoute(
         ),
         example={"input": ["red shoes", "blue shoes"], "dimensions": 3},
         body=EmbedBody,
-        struct_rules=(StructRules(struct=EmbedBody, neutral=neutral_values(EmbedBody)),),
         reply=EmbedReply,
     ),
     prepare,

@@ -164,12 +164,9 @@ def _size_text(num_parameters: int) -> str:
     return f"{num_parameters / 1e6:.2f}M" if num_parameters else ""
 
 
-_show_decoder = msgspec.json.Decoder(ShowBody)
-
-
 def show(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply to a body of /api/show. Raises InvalidRequestError."""
-    request, _ = read_body(data, _show_decoder)
+    request = read_body(data, ShowBody)
     if request.verbose:
         request.note_no_effect("verbose has no effect: vocabularies are not shown; use /tokenize")
     model = models.find(request.model or request.name)
@@ -207,12 +204,9 @@ class PullStatus(msgspec.Struct):
     status: Literal["success"] = "success"
 
 
-_pull_decoder = msgspec.json.Decoder(PullBody)
-
-
 def pull(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply to a body of /api/pull: a model that is served is there. Raises HttpError."""
-    request, _ = read_body(data, _pull_decoder)
+    request = read_body(data, PullBody)
     name = request.model or request.name
     try:
         models.entry(name)

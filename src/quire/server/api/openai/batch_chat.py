@@ -13,7 +13,7 @@ import msgspec
 from quire.core.request_output import RequestOutput
 from quire.errors import invalid_value
 from quire.server.api.common import conversation, route_rules
-from quire.server.api.common.chat_request import CHAT_REFUSED, CHAT_RULES, ChatRequest, Messages
+from quire.server.api.common.chat_request import ChatRequest, Messages
 from quire.server.api.common.generation_job import check_lists
 from quire.server.api.common.generation_request import MAX_CHOICES, check_fields
 from quire.server.api.common.logprob_bounds import check_num_logprobs
@@ -24,8 +24,8 @@ from quire.server.api.common.usage import CompletionTokensDetails, Usage
 from quire.server.api.openai.chat import ChatFormatter
 from quire.server.api.openai.chat_reply import ChatReply
 from quire.server.http.field_names import FieldNames
-from quire.server.http.openapi_entry import PostEntry, StructRules
-from quire.server.http.request_body import neutral_values, read_body
+from quire.server.http.openapi_entry import PostEntry
+from quire.server.http.request_body import read_body
 from quire.server.model_registry import ModelRegistry
 
 
@@ -37,13 +37,12 @@ class BatchChatRequest(ChatRequest, kw_only=True):
     ]
 
 
-_decoder = msgspec.json.Decoder(BatchChatRequest)
 _SHARED = tuple(name for name in ChatRequest.__struct_fields__ if name != "messages")
 
 
 def parse(data: bytes) -> list[ChatRequest]:
     """Decode a body; one request for each conversation. Raises InvalidRequestError."""
-    request, _ = read_body(data, _decoder, CHAT_REFUSED)
+    request = read_body(data, BatchChatRequest)
     check_fields(request)
     if request.stream:
         raise invalid_value("stream", "several conversations are not streamed; leave it out")
@@ -113,11 +112,6 @@ class BatchChatFormatter(OpenAIReplyFormatter):
         raise AssertionError("several conversations are not streamed")
 
 
-BATCH_RULES = (
-    StructRules(struct=BatchChatRequest, neutral=neutral_values(BatchChatRequest, CHAT_REFUSED)),
-    *CHAT_RULES[1:],
-)
-
 ROUTE = GenerationRoute(
     PostEntry(
         path="/v1/chat/completions/batch",
@@ -130,7 +124,6 @@ ROUTE = GenerationRoute(
         ),
         example={"messages": [[route_rules.USER_MESSAGE]] * 2, "max_tokens": 8, "temperature": 0},
         body=BatchChatRequest,
-        struct_rules=BATCH_RULES,
         reply=ChatReply,
     ),
     prepare,

@@ -9,7 +9,7 @@ from msgspec import UNSET
 from quire.core.request_output import CompletionOutput, RequestOutput
 from quire.server.api.common import chat_request, conversation, route_rules
 from quire.server.api.common.chat_messages import Message
-from quire.server.api.common.chat_request import CHAT_RULES, ChatRequest
+from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.conversation import Conversation
 from quire.server.api.common.generation_request import force_usage
 from quire.server.api.common.logprob_formats import (
@@ -213,7 +213,6 @@ ROUTE = GenerationRoute(
         ),
         example={"messages": [route_rules.USER_MESSAGE], "max_tokens": 8, "temperature": 0},
         body=ChatRequest,
-        struct_rules=CHAT_RULES,
         reply=ChatReply,
         events=(ChatChunk, ErrorChunk),
     ),

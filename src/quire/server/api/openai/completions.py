@@ -28,7 +28,7 @@ from quire.server.api.common.streaming import OpenAIReplyFormatter, answer
 from quire.server.api.common.timings import WithProgress
 from quire.server.api.common.usage import Usage
 from quire.server.api.openai import completions_request
-from quire.server.api.openai.completions_request import COMPLETION_RULES, CompletionRequest
+from quire.server.api.openai.completions_request import CompletionRequest
 from quire.server.http.http_errors import ErrorChunk
 from quire.server.http.openapi_entry import PostEntry
 from quire.server.model_registry import ModelRegistry, RegisteredModel
@@ -242,7 +242,6 @@ ROUTE = GenerationRoute(
         ),
         example={"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0},
         body=CompletionRequest,
-        struct_rules=COMPLETION_RULES,
         reply=CompletionReply,
         events=(CompletionReply, ErrorChunk),
     ),

@@ -9,12 +9,11 @@ from starlette.types import Send
 from quire.engine.frontend.prompt_encoding import Prompt
 from quire.errors import invalid_value
 from quire.server.api.common import conversation, route_rules
-from quire.server.api.common.chat_messages import MESSAGE_RULES
 from quire.server.api.common.embedding_job import EmbeddingJob, make_embedding_job
 from quire.server.api.common.embedding_runner import embed_all, encode_vectors, start_embedding
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
-from quire.server.api.common.prompt_types import PROMPT_OBJECT_RULES, parts_encoder
+from quire.server.api.common.prompt_types import parts_encoder
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.openai import embeddings_request
 from quire.server.api.openai.embeddings_reply import (
@@ -27,12 +26,7 @@ from quire.server.api.openai.embeddings_reply import (
     VectorFormat,
     encoded,
 )
-from quire.server.api.openai.embeddings_request import (
-    EMBEDDING_RULES,
-    POOLING_RULES,
-    EmbeddingRequest,
-    PoolingRequest,
-)
+from quire.server.api.openai.embeddings_request import EmbeddingRequest, PoolingRequest
 from quire.server.http.http_errors import send_complete
 from quire.server.http.openapi_entry import PostEntry
 from quire.server.model_registry import ModelRegistry
@@ -118,7 +112,6 @@ ROUTE = GenerationRoute(
         rules=_RULES,
         example={"input": ["red shoes", "blue shoes"], "dimensions": 3},
         body=EmbeddingRequest,
-        struct_rules=(EMBEDDING_RULES, *MESSAGE_RULES, PROMPT_OBJECT_RULES),
         reply=EmbeddingReply,
         binary=BYTES_TYPE,
     ),
@@ -132,7 +125,6 @@ POOLING_ROUTE = GenerationRoute(
         rules=_RULES,
         example={"input": "red shoes", "task": "embed"},
         body=PoolingRequest,
-        struct_rules=(POOLING_RULES, *MESSAGE_RULES, PROMPT_OBJECT_RULES),
         reply=PoolingReply,
         binary=BYTES_TYPE,
     ),

@@ -35,8 +35,8 @@ from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.openai.embeddings_reply import EmbeddingUsage
 from quire.server.http.http_errors import send_complete
-from quire.server.http.openapi_entry import PostEntry, StructRules
-from quire.server.http.request_body import neutral_values, read_body
+from quire.server.http.openapi_entry import PostEntry
+from quire.server.http.request_body import read_body
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 
 
@@ -60,6 +60,10 @@ class RerankRequest(PoolingFields, kw_only=True, dict=True):
     documents under TEI's name, whose reply is a list; return_text: with texts.
     """
 
+    variants = tuple(
+        {"required": [name], "properties": {name: {"type": "array"}, other: {"type": "null"}}}
+        for name, other in (("documents", "texts"), ("texts", "documents"))
+    )
     query: Text
     documents: (
         Annotated[list[Text | Document], msgspec.Meta(min_length=1, max_length=MAX_INPUTS)] | None
@@ -122,13 +126,9 @@ class ScoreJob(EmbeddingJob, frozen=True):
     rerank: RerankRequest | None = None
 
 
-_score_decoder = msgspec.json.Decoder(ScoreRequest)
-_rerank_decoder = msgspec.json.Decoder(RerankRequest)
-
-
 def prepare_score(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
     """Decode a body of /v1/score and check all of its texts. Raises InvalidRequestError."""
-    request, _ = read_body(data, _score_decoder)
+    request = read_body(data, ScoreRequest)
     query_field, queries = _one_of(request, "queries", "text_1")
     names = ("text_2", "documents") if query_field == "text_1" else ("documents", "text_2")
     field, documents = _one_of(request, *names)
@@ -142,7 +142,7 @@ def prepare_score(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
 
 def prepare_rerank(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
     """Decode a body of /v1/rerank and check all of its texts. Raises InvalidRequestError."""
-    request, _ = read_body(data, _rerank_decoder)
+    request = read_body(data, RerankRequest)
     field, documents = _one_of(request, "documents", "texts")
     for name, needed in (("return_text", "texts"), ("return_documents", "documents")):
         if getattr(request, name) and field != needed:
@@ -261,21 +261,12 @@ def _score_route(path: str) -> GenerationRoute[ScoreJob]:
         ),
         example={"queries": "red shoes", "documents": ["crimson boots", "a blue bag"]},
         body=ScoreRequest,
-        struct_rules=(StructRules(struct=ScoreRequest, neutral=neutral_values(ScoreRequest)),),
         reply=ScoreReply,
     )
     return GenerationRoute(entry, prepare_score, answer)
 
 
 def _rerank_route(path: str) -> GenerationRoute[ScoreJob]:
-    rules = StructRules(
-        struct=RerankRequest,
-        neutral=neutral_values(RerankRequest),
-        variants=[
-            {"required": [name], "properties": {name: {"type": "array"}, other: {"type": "null"}}}
-            for name, other in (("documents", "texts"), ("texts", "documents"))
-        ],
-    )
     entry = PostEntry(
         path=path,
         summary="Documents by how alike they are to a query.",
@@ -286,7 +277,6 @@ def _rerank_route(path: str) -> GenerationRoute[ScoreJob]:
         ),
         example={"query": "red shoes", "documents": ["crimson boots", "a blue bag"], "top_n": 1},
         body=RerankRequest,
-        struct_rules=(rules,),
         reply=RerankReply,
         items=TextScore,
     )
