@@ -12,13 +12,11 @@ from operator import mul
 from typing import Annotated, Literal
 
 import msgspec
-from starlette.types import Send
 
 from quire.errors import invalid_value, one_of_two
 from quire.server.api.common import route_rules
 from quire.server.api.common.embedding_job import (
     MAX_INPUTS,
-    EmbeddingJob,
     PoolingFields,
     Text,
     Texts,
@@ -26,15 +24,14 @@ from quire.server.api.common.embedding_job import (
 )
 from quire.server.api.common.embedding_runner import (
     EmbeddedInput,
-    embed_all,
-    encode_vectors,
-    start_embedding,
+    EmbeddingJob,
+    EncodedReply,
+    answer_embedding,
 )
+from quire.server.api.common.generation_job import Job
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
-from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.openai.embeddings_reply import EmbeddingUsage
-from quire.server.http.http_errors import send_complete
 from quire.server.http.openapi_entry import PostEntry
 from quire.server.http.request_body import read_body
 from quire.server.model_registry import ModelRegistry, RegisteredModel
@@ -119,14 +116,7 @@ class TextScore(msgspec.Struct, kw_only=True, omit_defaults=True):
     text: str | None = None
 
 
-class ScoreJob(EmbeddingJob, frozen=True):
-    """An EmbeddingJob whose prompts are the queries, then the documents."""
-
-    num_queries: int
-    rerank: RerankRequest | None = None
-
-
-def prepare_score(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
+def prepare_score(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
     """Decode a body of /v1/score and check all of its texts. Raises InvalidRequestError."""
     request = read_body(data, ScoreRequest)
     query_field, queries = _one_of(request, "queries", "text_1")
@@ -140,7 +130,7 @@ def prepare_score(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
     return (yield from _job("score", model, request, {query_field: queries, field: documents}))
 
 
-def prepare_rerank(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
+def prepare_rerank(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
     """Decode a body of /v1/rerank and check all of its texts. Raises InvalidRequestError."""
     request = read_body(data, RerankRequest)
     field, documents = _one_of(request, "documents", "texts")
@@ -178,26 +168,27 @@ def _job(
     model: RegisteredModel,
     request: PoolingFields,
     texts: dict[str, list[str]],
-) -> Stages[ScoreJob]:
-    """The score job of a request, in stages. texts: by field, the queries first."""
+) -> Stages[EmbeddingJob]:
+    """The job of a request, in stages. texts: by field, the queries first."""
     (query_field, queries), (field, documents) = texts.items()
     pooling = model.engine.info.pooling.changed(normalize=True)
     fields = [(query_field, len(queries)), (field, len(documents))]
-    inputs = [*queries, *documents]
-    job = yield from make_embedding_job(prefix, model, request, inputs, pooling, fields)
-    rerank = request if isinstance(request, RerankRequest) else None
-    return ScoreJob(job, pooling, len(queries), rerank)
+    inputs, encode = [*queries, *documents], partial(_encoded, request, len(queries))
+    return make_embedding_job(prefix, model, request, inputs, pooling, encode, fields)
 
 
-async def answer(request: ScoreJob, context: RequestContext, send: Send) -> None:
-    """Embed all texts and send the scores. Raises only while nothing has been sent."""
-    admitted = start_embedding(request.job, context)
-    async with context.deadline.enforced():
-        outputs = await embed_all(admitted, request.pooling, context.usage)
-    scores = await encode_vectors(partial(_cosines, num_queries=request.num_queries), outputs)
-    usage = EmbeddingUsage.of(outputs)
-    reply = _rerank_reply if request.rerank is not None else _score_reply
-    await send_complete(send, 200, msgspec.json.encode(reply(request, scores, usage)))
+def _encoded(
+    request: PoolingFields, num_queries: int, job: Job, outputs: Sequence[EmbeddedInput]
+) -> EncodedReply:
+    """The reply with the scores. outputs: of the queries, then of the documents."""
+    scores, usage = _cosines(outputs, num_queries), EmbeddingUsage.of(outputs)
+    if isinstance(request, RerankRequest):
+        return EncodedReply(msgspec.json.encode(_rerank_reply(request, job, scores, usage)))
+    data = [ScoreItem(index=index, score=score) for index, score in enumerate(scores)]
+    reply = ScoreReply(
+        id=job.reply_id, created=job.created, model=job.model, data=data, usage=usage
+    )
+    return EncodedReply(msgspec.json.encode(reply))
 
 
 def _cosines(outputs: Sequence[EmbeddedInput], num_queries: int) -> list[float]:
@@ -208,17 +199,9 @@ def _cosines(outputs: Sequence[EmbeddedInput], num_queries: int) -> list[float]:
     return [sum(map(mul, query, document)) for query, document in pairs]
 
 
-def _score_reply(request: ScoreJob, scores: list[float], usage: EmbeddingUsage) -> ScoreReply:
-    job = request.job
-    data = [ScoreItem(index=index, score=score) for index, score in enumerate(scores)]
-    return ScoreReply(id=job.reply_id, created=job.created, model=job.model, data=data, usage=usage)
-
-
 def _rerank_reply(
-    request: ScoreJob, scores: list[float], usage: EmbeddingUsage
+    asked: RerankRequest, job: Job, scores: list[float], usage: EmbeddingUsage
 ) -> RerankReply | list[TextScore]:
-    asked = request.rerank
-    assert asked is not None, "only /v1/rerank is answered here"
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n or None]
     if asked.documents is None:
         texts = asked.texts if asked.return_text else None
@@ -235,9 +218,7 @@ def _rerank_reply(
         )
         for index in order
     ]
-    return RerankReply(
-        id=request.job.reply_id, model=request.job.model, usage=usage, results=results
-    )
+    return RerankReply(id=job.reply_id, model=job.model, usage=usage, results=results)
 
 
 def _shown(document: str | dict[str, str]) -> dict[str, str]:
@@ -251,7 +232,7 @@ _RULES = (
 )
 
 
-def _score_route(path: str) -> GenerationRoute[ScoreJob]:
+def _score_route(path: str) -> GenerationRoute[EmbeddingJob]:
     entry = PostEntry(
         path=path,
         summary="How alike the texts of each pair are.",
@@ -263,10 +244,10 @@ def _score_route(path: str) -> GenerationRoute[ScoreJob]:
         body=ScoreRequest,
         reply=ScoreReply,
     )
-    return GenerationRoute(entry, prepare_score, answer)
+    return GenerationRoute(entry, prepare_score, answer_embedding)
 
 
-def _rerank_route(path: str) -> GenerationRoute[ScoreJob]:
+def _rerank_route(path: str) -> GenerationRoute[EmbeddingJob]:
     entry = PostEntry(
         path=path,
         summary="Documents by how alike they are to a query.",
@@ -280,7 +261,7 @@ def _rerank_route(path: str) -> GenerationRoute[ScoreJob]:
         reply=RerankReply,
         items=TextScore,
     )
-    return GenerationRoute(entry, prepare_rerank, answer)
+    return GenerationRoute(entry, prepare_rerank, answer_embedding)
 
 
 # each under the paths that clients of vLLM, Jina, Cohere and llama.cpp use
