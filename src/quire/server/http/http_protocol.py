@@ -27,9 +27,8 @@ from quire.server.http.disconnect import DisconnectWatch
 from quire.server.http.http_errors import SINGLE_MESSAGE, HttpError, describe
 from quire.server.http.http_framing import ConnectionLimits, FramedProtocol, Phase
 from quire.server.http.http_response import refusal_bytes, send_on
-from quire.server.http.ids import new_id
 from quire.server.http.lingering_close import LingeringClose
-from quire.server.http.request_record import RequestRecord
+from quire.server.http.request_record import RequestRecord, new_id
 from quire.server.http.slow_reader import ReaderWatch
 
 STOPPED_SECONDS = 1.0  # a timer that is later was late because the process was stopped

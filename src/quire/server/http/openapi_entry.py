@@ -1,6 +1,7 @@
-"""A route's entry in /openapi.json, beside its handler: OpenApiEntry, ApiRoute.
+"""Routes with their entries in /openapi.json, beside their handlers: OpenApiEntry, ApiRoute.
 
-The document is assembled from the routes by ops/openapi.py.
+JsonResponse is what most handlers answer with. The document is assembled from the routes by
+ops/openapi.py.
 """
 
 from __future__ import annotations
@@ -94,3 +95,13 @@ class ApiRoute(Route):
             entries[0].path, handler, methods=[entry.method.upper() for entry in entries]
         )
         self.entries = entries
+
+
+class JsonResponse(Response):
+    """A reply whose content is encoded by msgspec."""
+
+    media_type = "application/json"
+
+    def render(self, content: object) -> bytes:
+        """The body."""
+        return msgspec.json.encode(content)

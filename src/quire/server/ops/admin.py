@@ -21,8 +21,7 @@ from quire.server.http import strict_json
 from quire.server.http.application import Application
 from quire.server.http.envelope import Envelope
 from quire.server.http.http_errors import HttpError
-from quire.server.http.json_response import JsonResponse
-from quire.server.http.openapi_entry import BODY_ERRORS, ApiRoute, OpenApiEntry
+from quire.server.http.openapi_entry import BODY_ERRORS, ApiRoute, JsonResponse, OpenApiEntry
 from quire.server.http.request_reader import read_body, read_query
 from quire.server.model_loading import ModelLoader
 from quire.server.model_registry import ModelEntry

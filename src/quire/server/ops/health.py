@@ -16,8 +16,7 @@ from starlette.responses import Response
 
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.server.admission.drain import Drain
-from quire.server.http.json_response import JsonResponse
-from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
+from quire.server.http.openapi_entry import ApiRoute, JsonResponse, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 
 RETRY_AFTER = "5"

@@ -14,8 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.compat.sleep_tags import check_tags
-from quire.server.http.json_response import JsonResponse
-from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
+from quire.server.http.openapi_entry import ApiRoute, JsonResponse, OpenApiEntry
 from quire.server.http.request_reader import read_query
 from quire.server.model_loading import ModelLoader
 from quire.server.model_registry import ModelEntry

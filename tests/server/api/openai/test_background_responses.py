@@ -17,8 +17,7 @@ from asgi_client import Reply, call, request
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
-from quire.server.api.openai.background_responses import failed
-from quire.server.api.openai.background_watch import BackgroundWatch
+from quire.server.api.openai.background_responses import BackgroundWatch, failed
 from quire.server.api.openai.response_store import ResponseStore, StoredResponse
 from quire.server.app import build_app
 from quire.server.http.disconnect import DisconnectWatch
@@ -177,7 +176,7 @@ def test_the_store_is_looked_at_once_for_all(
         looks.append(running_ids(store, process))
         return looks[-1]
 
-    monkeypatch.setattr("quire.server.api.openai.background_watch.POLL_SECONDS", POLL_SECONDS)
+    monkeypatch.setattr("quire.server.api.openai.background_responses.POLL_SECONDS", POLL_SECONDS)
     monkeypatch.setattr(ResponseStore, "running_ids", counted)
 
     async def main() -> None:
@@ -215,7 +214,7 @@ def test_a_look_that_fails_is_not_the_last(
             raise answer
         return answer
 
-    monkeypatch.setattr("quire.server.api.openai.background_watch.POLL_SECONDS", 0.001)
+    monkeypatch.setattr("quire.server.api.openai.background_responses.POLL_SECONDS", 0.001)
     monkeypatch.setattr(ResponseStore, "running_ids", running_ids)
 
     async def main() -> None:

@@ -41,9 +41,9 @@ from quire.server.api.common.streaming import answer
 from quire.server.api.common.usage import Usage
 from quire.server.http.field_names import FieldNames
 from quire.server.http.http_errors import AnthropicError, ErrorReply
-from quire.server.http.ids import new_id
 from quire.server.http.openapi_entry import PostEntry
 from quire.server.http.request_body import read_body
+from quire.server.http.request_record import new_id
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.server.parsing.output_events import (
     Event,

@@ -19,7 +19,7 @@ from quire.server.api.common.generation_job import Job
 from quire.server.api.common.micro_batch import Stages
 from quire.server.http import field_bounds
 from quire.server.http.field_bounds import Int32, ShortText
-from quire.server.http.ids import new_id
+from quire.server.http.request_record import new_id
 from quire.server.model_registry import RegisteredModel
 
 MAX_INPUTS = 2048  # in one request, as OpenAI has it

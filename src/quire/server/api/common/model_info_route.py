@@ -8,8 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.server.http.json_response import JsonResponse
-from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
+from quire.server.http.openapi_entry import ApiRoute, JsonResponse, OpenApiEntry
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 
 

@@ -17,8 +17,7 @@ from quire.engine.frontend.prompt_encoding import Prompt
 from quire.errors import OverloadedError, QueueTimeoutError, invalid_value
 from quire.fair_queue import FairExecutor
 from quire.server.admission.admission_control import Admission, Capacity, Ticket
-from quire.server.api.common.generation_job import AdmittedJob, Job
-from quire.server.api.common.generation_record import GenerationRecord
+from quire.server.api.common.generation_job import AdmittedJob, GenerationRecord, Job
 from quire.server.api.common.load_report import load_headers
 from quire.server.api.common.usage import UsageCounter
 from quire.server.http.api_keys import cache_salt_of

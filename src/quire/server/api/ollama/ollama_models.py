@@ -17,8 +17,7 @@ from quire.errors import ModelNotFoundError
 from quire.server.api.common import route_rules
 from quire.server.api.common.model_route import LightReply, LightRoute
 from quire.server.http.http_errors import HttpError
-from quire.server.http.json_response import JsonResponse
-from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry, PostEntry
+from quire.server.http.openapi_entry import ApiRoute, JsonResponse, OpenApiEntry, PostEntry
 from quire.server.http.request_body import RequestBody, read_body
 from quire.server.model_registry import ModelEntry, ModelRegistry, RegisteredModel
 from quire.version import __version__

@@ -17,8 +17,7 @@ from quire.engine.processes.control_channel import ModelState
 from quire.errors import invalid_value
 from quire.server.api.common import route_rules
 from quire.server.http.http_errors import ANTHROPIC_VERSION
-from quire.server.http.json_response import JsonResponse
-from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
+from quire.server.http.openapi_entry import ApiRoute, JsonResponse, OpenApiEntry
 from quire.server.http.request_reader import read_query
 from quire.server.model_registry import ModelEntry, ModelRegistry
 from quire.version import __version__

@@ -17,8 +17,7 @@ from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.common.streaming import answer
 from quire.server.api.openai import responses_reply as replies
 from quire.server.api.openai import responses_request
-from quire.server.api.openai.background_responses import answer_in_background
-from quire.server.api.openai.background_watch import BackgroundWatch
+from quire.server.api.openai.background_responses import BackgroundWatch, answer_in_background
 from quire.server.api.openai.response_items import RUNNING, previous_items, stored_response
 from quire.server.api.openai.response_store import ResponseStore
 from quire.server.api.openai.responses_formatter import ResponsesFormatter
