@@ -28,7 +28,6 @@ from quire.server.api.common.usage import CompletionTokensDetails, Usage
 from quire.server.http.field_names import SAME, FieldNames
 from quire.server.model_registry import RegisteredModel
 from quire.server.parsing.answer_sampling import reasoning_config, with_grammar, with_mark_tokens
-from quire.server.parsing.choose_parsers import ModelParsers
 from quire.server.parsing.output_events import Event, ReasoningDelta, StreamParser
 from quire.server.parsing.output_parser import (
     OutputParser,
@@ -38,6 +37,7 @@ from quire.server.parsing.output_parser import (
 )
 from quire.server.parsing.reasoning_parser import ReasoningTokenCounter, with_reasoning_marks
 from quire.server.parsing.template_variables import requested_variables
+from quire.server.parsing.tool_parsers import ModelParsers
 from quire.tokenizer.tokenizer import Tokenizer
 
 _PLAIN = ParserConfig()
