@@ -49,7 +49,6 @@ class Application(Starlette):
         self._middleware = middleware(self._route)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or the lifespan messages."""
         scope["app"] = self
         await self._middleware(scope, receive, send)
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from quire.server.ops.server_metrics import EngineTotal
 
 
-def llama_cpp_series(engines: Iterable[EngineTotal]) -> Iterator[Metric]:
+def llama_cpp_series(engines: list[EngineTotal]) -> Iterator[Metric]:
     """llama.cpp's metric families."""
-    all_engines = list(engines)
-    for name, text, value in _counters(all_engines):
+    for name, text, value in _counters(engines):
         yield CounterMetricFamily(f"llamacpp:{name}", text, value=value)
-    for name, text, value in _gauges(all_engines):
+    for name, text, value in _gauges(engines):
         yield GaugeMetricFamily(f"llamacpp:{name}", text, value=value)
 
 

@@ -17,7 +17,7 @@ from asgi_client import Reply, call, request
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
-from quire.server.api.openai.background_responses import BackgroundWatch, failed
+from quire.server.api.openai.background_responses import BackgroundWatch
 from quire.server.api.openai.response_store import ResponseStore, StoredResponse
 from quire.server.app import build_app
 from quire.server.http.disconnect import DisconnectWatch
@@ -147,13 +147,24 @@ def test_a_response_whose_process_has_ended_has_failed(tmp_path: Path) -> None:
     assert store.put("a", "t", running)
     assert store.get("a", "t") == running
     assert store.running_ids(running.process) == {"a"}
-    assert store.replace_running("a", "t", failed(running.reply))
+    assert store.replace_running("a", "t", b"{}")
     assert not store.replace_running("a", "t", b"{}")
     found = store.get("a", "t")
     assert found is not None
     assert not found.is_abandoned
-    assert b'"failed"' in found.reply
     assert store.running_ids(running.process) == set()
+    store.close()
+
+
+def test_its_reader_gets_the_failure(engine: FakeEngine, tmp_path: Path) -> None:
+    app = build_app(engine, ServerSettings(), tmp_path)
+    store = ResponseStore(tmp_path, 1000)
+    left = StoredResponse(b'{"id":"a","status":"in_progress"}', b"[]", ended_process())
+    assert store.put("a", "", left)
+    error = {"code": "server_error", "message": "its server process ended; send it again"}
+    for _ in range(2):
+        reply = call(app, "/v1/responses/a", method="GET")
+        assert reply.json() == {"id": "a", "status": "failed", "error": error}
     store.close()
 
 

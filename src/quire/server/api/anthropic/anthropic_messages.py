@@ -113,8 +113,7 @@ class MessagesFormatter:
         """The complete answer."""
         ((output,),) = (item.outputs for item in results)
         content = _blocks(self._conversation.read(output))
-        stop = self._stop_of(output)
-        return self._message(content, stop.stop_reason, stop.stop_sequence, MessagesUsage.of(usage))
+        return self._message(content, MessagesUsage.of(usage), self._stop_of(output))
 
     def chunks(self, _index_of_prompt: int, item: RequestOutput) -> Iterator[msgspec.Struct]:
         """The stream events that one part of the answer makes."""
@@ -126,7 +125,7 @@ class MessagesFormatter:
                 cache_read_input_tokens=cached,
                 output_tokens=0,
             )
-            yield MessageStart(self._message([], None, None, usage))
+            yield MessageStart(self._message([], usage))
         for output in item.outputs:
             for event in self._conversation.read(output):
                 yield from self._events(event)
@@ -179,18 +178,14 @@ class MessagesFormatter:
         return Stop(_STOP_REASONS.get(reason, "end_turn"), None)
 
     def _message(
-        self,
-        content: list[OutputBlock],
-        stop_reason: str | None,
-        stop_sequence: str | None,
-        usage: MessagesUsage,
+        self, content: list[OutputBlock], usage: MessagesUsage, stop: Stop | None = None
     ) -> MessageReply:
         return MessageReply(
             id=self.job.reply_id,
             model=self.job.model,
             content=content,
-            stop_reason=stop_reason,
-            stop_sequence=stop_sequence,
+            stop_reason=None if stop is None else stop.stop_reason,
+            stop_sequence=None if stop is None else stop.stop_sequence,
             usage=usage,
         )
 

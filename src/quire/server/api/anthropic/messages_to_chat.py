@@ -11,7 +11,6 @@ from quire.server.api.anthropic.messages_request import (
     Block,
     CountRequest,
     MessagesRequest,
-    MessagesTool,
     MessagesToolChoice,
     OutputFormat,
     PlainText,
@@ -21,17 +20,10 @@ from quire.server.api.anthropic.messages_request import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from quire.server.api.common.chat_messages import CalledFunction, Message, TextPart, ToolCall
+from quire.server.api.common.chat_messages import Message, TextPart, ToolCall
 from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.response_format import JsonSchema, JsonSchemaFormat, ResponseFormat
-from quire.server.api.common.tool_definitions import (
-    ALL_ARE_SHOWN,
-    Function,
-    FunctionChoice,
-    NamedChoice,
-    Tool,
-    ToolChoice,
-)
+from quire.server.api.common.tool_definitions import ALL_ARE_SHOWN, NamedChoice, Tool, ToolChoice
 from quire.server.http.field_names import Origins
 
 
@@ -44,17 +36,17 @@ def to_chat(
     InvalidRequestError.
     """
     origins = Origins()
-    messages = _messages(request, origins)
+    messages, tools = _messages(request, origins), request.tools or ()
     chat = ChatRequest(
         model=request.model,
         messages=messages,
         continue_final_message=_continues(messages[-1]),
-        tools=[_tool(tool) for tool in request.tools or ()] or None,
+        tools=[Tool.of(t.name, t.description, t.input_schema, t.strict) for t in tools] or None,
         tool_choice=_choice(request.tool_choice),
     )
     chat.take_over(request)
     chat.__dict__["origins"] = origins
-    if any(tool.defer_loading for tool in request.tools or ()):
+    if any(tool.defer_loading for tool in tools):
         chat.note_no_effect(ALL_ARE_SHOWN)
     if request.tool_choice is not None and request.tool_choice.disable_parallel_tool_use:
         chat.parallel_tool_calls = False
@@ -166,8 +158,7 @@ def _assistant(blocks: Sequence[Block], where: str) -> Message:
                 message.reasoning_content = (message.reasoning_content or "") + block.thinking
             case ToolUseBlock():
                 arguments = msgspec.json.encode(block.input).decode()
-                function = CalledFunction(name=block.name, arguments=arguments)
-                calls.append(ToolCall(id=block.id, function=function))
+                calls.append(ToolCall.of(block.id, block.name, arguments))
             case _:
                 raise invalid_value(f"{where}[{index}].type", "only the user has this; remove it")
     message.content, message.tool_calls = texts or None, calls or None
@@ -178,21 +169,11 @@ def _text(content: str | list[PlainText]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 
-def _tool(tool: MessagesTool) -> Tool:
-    function = Function(
-        name=tool.name,
-        description=tool.description,
-        parameters=tool.input_schema,
-        strict=tool.strict,
-    )
-    return Tool(type="function", function=function)
-
-
 def _choice(choice: MessagesToolChoice | None) -> ToolChoice | None:
     if choice is None:
         return None
     if (choice.name is not None) != (choice.type == "tool"):
         raise invalid_value("tool_choice.name", "it goes with the type tool, and only with it")
     if choice.name is not None:
-        return NamedChoice(type="function", function=FunctionChoice(name=choice.name))
+        return NamedChoice.of(choice.name)
     return "required" if choice.type == "any" else choice.type

@@ -75,6 +75,11 @@ class ToolCall(Strict, kw_only=True):
     type: FunctionKind = "function"
     function: CalledFunction
 
+    @classmethod
+    def of(cls, call_id: str, name: str, arguments: str) -> ToolCall:
+        """The call of a function."""
+        return cls(id=call_id, function=CalledFunction(name=name, arguments=arguments))
+
 
 class Message(Strict):
     """One message of a conversation. role: one of ROLES.

@@ -47,9 +47,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     samplings: Sequence[SamplingParams] = ()
     encoding: Encoding = USUAL_ENCODING
-    stream: bool
-    include_usage: bool
-    return_token_ids: bool
+    stream: bool = False
+    include_usage: bool = False
+    return_token_ids: bool = False
     spells_token_ids: bool = False
     priority: int
     cache_salt: str

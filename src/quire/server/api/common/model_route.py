@@ -151,7 +151,6 @@ def _own_timeout(body: bytes) -> float | None:
 
 class _LightApp(_App[LightRoute]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         caller, tenant = caller_of(scope), scope["state"]["tenant"]
         with self._gate.admit_light(scope) as (deadline, ticket, space):
             try:

@@ -25,17 +25,14 @@ _TIME = re.compile(
 )
 _MORE = re.compile("[1-9]")
 _EXACT = 2.0**53  # below it each whole number is a float
-_LOAD_OPTIONS = (
-    "num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "numa", "low_vram",
-    "f16_kv", "use_mmap", "use_mlock", "vocab_only", "logits_all", "embedding_only", "num_gqa",
-    "rope_frequency_base", "rope_frequency_scale", "draft_num_predict",
-)  # fmt: skip
 _NO_EFFECT = "has no effect: the model is loaded with the server's settings"
 _NO_REACH = "has no effect: penalties cover the whole answer and its prompt"
 
 
 class Options(Described, kw_only=True):
     """Sampling params, and settings of a load, which have no effect. num_predict: -1: no limit."""
+
+    # the settings of a load are num_ctx and all after it
 
     temperature: field_bounds.Temperature | None = None
     top_k: field_bounds.TopK | None = None
@@ -75,6 +72,7 @@ class Options(Described, kw_only=True):
         return repeats or bool(self.presence_penalty or self.frequency_penalty)
 
 
+_LOAD_OPTIONS = Options.__struct_fields__[Options.__struct_fields__.index("num_ctx") :]
 _OPTION_NAMES = strict_json.names_of(Options)
 # other engines' options that are taken, with their values
 Options.neutral = {

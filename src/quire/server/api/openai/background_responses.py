@@ -26,6 +26,7 @@ from quire.server.api.common.timings import set_timings
 from quire.server.api.common.usage import Usage
 from quire.server.api.openai.response_store import ResponseStore
 from quire.server.api.openai.responses_reply import Response
+from quire.server.http.disconnect import outlive_client
 from quire.server.http.http_errors import describe, send_complete
 
 logger = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ async def answer_in_background(
 ) -> None:
     """Send the queued response, then run it. Raises only while nothing has been sent."""
     admitted = context.start(formatter.job)
-    context.outlive_client()  # before it is stored: else it might stay queued
+    outlive_client(context.scope)  # before it is stored: else it might stay queued
     queued = await asyncio.to_thread(formatter.keep_started, "queued")
     try:
         await send_complete(send, 200, queued)

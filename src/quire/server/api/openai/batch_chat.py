@@ -27,6 +27,7 @@ from quire.server.http.field_names import FieldNames
 from quire.server.http.openapi_entry import PostEntry
 from quire.server.http.request_body import read_body
 from quire.server.model_registry import ModelRegistry
+from quire.tokenizer.tokenizer import Tokenizer
 
 
 class BatchChatRequest(ChatRequest, kw_only=True):
@@ -68,7 +69,7 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[BatchChatFormatter]:
         chat = yield from conversation.prepare(request, model, names=names)
         formatters.append(ChatFormatter(chat, request, model.engine.tokenizer))
         check_lists(chat.job.sampling, len(requests))
-    formatter = BatchChatFormatter(formatters, requests[0].sent_as)
+    formatter = BatchChatFormatter(formatters, requests[0].sent_as, model.engine.tokenizer)
     job, limits = formatter.job, model.engine.info.limits
     prompts = [prompt for prompt in job.prompts if not isinstance(prompt, str)]
     with job.names:
@@ -82,15 +83,18 @@ class BatchChatFormatter(OpenAIReplyFormatter):
     formatters: of its conversations. names: of the body's fields, for errors.
     """
 
-    def __init__(self, formatters: Sequence[ChatFormatter], names: FieldNames) -> None:
+    def __init__(
+        self, formatters: Sequence[ChatFormatter], names: FieldNames, tokenizer: Tokenizer
+    ) -> None:
         jobs = [formatter.job for formatter in formatters]
-        self.job = msgspec.structs.replace(
+        job = msgspec.structs.replace(
             jobs[0],
             prompts=[prompt for job in jobs for prompt in job.prompts],
             samplings=[job.sampling for job in jobs],
             prompt_field="messages",
             names=names,
         )
+        super().__init__(job, tokenizer)
         self._formatters = formatters
 
     def reply(self, results: Sequence[RequestOutput], usage: Usage) -> ChatReply:

@@ -15,7 +15,6 @@ from quire.server.api.common.generation_request import force_usage
 from quire.server.api.common.logprob_formats import (
     ChatLogprobs,
     chat_logprobs,
-    num_shown,
     prompt_logprobs,
 )
 from quire.server.api.common.micro_batch import Stages
@@ -55,19 +54,13 @@ class ChatFormatter(OpenAIReplyFormatter):
     """The ReplyFormatter of /v1/chat/completions, for one conversation."""
 
     def __init__(
-        self,
-        conversation: Conversation,
-        request: ChatRequest,
-        tokenizer: Tokenizer,
+        self, conversation: Conversation, request: ChatRequest, tokenizer: Tokenizer
     ) -> None:
-        self.job = conversation.job
+        super().__init__(conversation.job, tokenizer)
         self._conversation = conversation
-        self._num_logprobs = num_shown(self.job.sampling)
-        self._spells_ids = self.job.spells_token_ids
         self._num_prompt_logprobs = request.prompt_logprobs
         self._echoed = _text_of(request.messages[-1]) if request.echo else ""
         self._metadata = request.metadata
-        self._tokenizer = tokenizer
         self._started: set[int] = set()  # choices whose role was sent
 
     def reply(self, results: Sequence[RequestOutput], usage: Usage) -> ChatReply:

@@ -19,7 +19,6 @@ from quire.server.api.common.logprob_formats import (
     PromptLogprob,
     TextOffsets,
     completion_logprobs,
-    num_shown,
     prompt_logprobs,
 )
 from quire.server.api.common.micro_batch import Stages
@@ -107,12 +106,9 @@ class CompletionFormatter(OpenAIReplyFormatter):
     """The ReplyFormatter of /v1/completions. Choices are numbered prompt by prompt."""
 
     def __init__(self, job: Job, request: CompletionRequest, tokenizer: Tokenizer) -> None:
-        self.job = job
+        super().__init__(job, tokenizer)
         self._echo = bool(request.echo)
-        self._num_logprobs = num_shown(job.sampling)
-        self._spells_ids = job.spells_token_ids
         self._num_prompt_logprobs = request.prompt_logprobs
-        self._tokenizer = tokenizer
         self._started: set[int] = set()  # choices of which something was sent
         self._offsets: dict[int, TextOffsets] = {}  # by choice
         self._waiting: dict[int, RequestOutput] = {}  # by prompt, until its logprobs are complete
