@@ -29,7 +29,7 @@ BODY_ERRORS = (400, 404, 408, 413, 415, 503)
 RUN_ERRORS = (*BODY_ERRORS, 429, 504)
 
 
-class OpenApiEntry(msgspec.Struct, frozen=True, kw_only=True):
+class OpenApiEntry(msgspec.Struct, frozen=True):
     """One method of one path in /openapi.json.
 
     rules: what a body must satisfy besides its schema, in words, because it depends on the model
@@ -42,8 +42,8 @@ class OpenApiEntry(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     path: str
-    method: str = "get"
     summary: str
+    method: str = "get"
     rules: Sequence[str] = ()
     example: Any = None
     body: type[msgspec.Struct] | None = None
@@ -73,7 +73,7 @@ class OpenApiEntry(msgspec.Struct, frozen=True, kw_only=True):
         return self.failures.get(status, default)
 
 
-class PostEntry(OpenApiEntry, frozen=True, kw_only=True):
+class PostEntry(OpenApiEntry, frozen=True):
     """The entry of a path that reads a body for a model."""
 
     method: str = "post"

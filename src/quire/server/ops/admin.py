@@ -85,8 +85,8 @@ class _Endpoints:
             ApiRoute(
                 self.stats,
                 OpenApiEntry(
-                    path="/stats",
-                    summary="All counters of one model.",
+                    "/stats",
+                    "All counters of one model.",
                     reply=AdminStats,
                     errors=(404, 503),
                     names_model=True,
@@ -95,9 +95,9 @@ class _Endpoints:
             ApiRoute(
                 self.reset_prefix_cache,
                 OpenApiEntry(
+                    "/reset_prefix_cache",
+                    "Empty the prefix cache: later requests find nothing in it.",
                     method="post",
-                    path="/reset_prefix_cache",
-                    summary="Empty the prefix cache: later requests find nothing in it.",
                     rules=(
                         "The query may have `reset_running_requests`, which has no effect, and "
                         "`reset_external` (false).",
@@ -107,18 +107,14 @@ class _Endpoints:
             ),
             ApiRoute(
                 self.models,
-                OpenApiEntry(
-                    path="/admin/models",
-                    summary="All models, loaded or not.",
-                    reply=ModelStatuses,
-                ),
+                OpenApiEntry("/admin/models", "All models, loaded or not.", reply=ModelStatuses),
             ),
             ApiRoute(
                 self.load,
                 OpenApiEntry(
+                    "/admin/models/load",
+                    "Load a model. Answers once it accepts requests.",
                     method="post",
-                    path="/admin/models/load",
-                    summary="Load a model. Answers once it accepts requests.",
                     rules=(_KNOWN_MODEL,),
                     example={"model": "quire-tiny"},
                     body=LoadRequest,
@@ -129,9 +125,9 @@ class _Endpoints:
             ApiRoute(
                 self.unload,
                 OpenApiEntry(
+                    "/admin/models/unload",
+                    "Unload a model. Answers once its engine has ended.",
                     method="post",
-                    path="/admin/models/unload",
-                    summary="Unload a model. Answers once its engine has ended.",
                     rules=(_KNOWN_MODEL,),
                     example={"model": "quire-tiny", "grace": 5},
                     body=UnloadRequest,

@@ -110,8 +110,8 @@ def live_route(models: ModelRegistry, metrics: Metrics) -> ApiRoute:
         return JsonResponse(state, headers={"cache-control": "no-store"})
 
     entry = OpenApiEntry(
-        path="/live",
-        summary="The engine at work, for live views.",
+        "/live",
+        "The engine at work, for live views.",
         reply=LiveState,
         errors=(404, 503),
         names_model=True,

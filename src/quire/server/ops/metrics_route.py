@@ -33,5 +33,5 @@ def metrics_route(metrics: Metrics, models: ModelRegistry, gpu_hour_cost: float 
         }
         return Response(content, headers=headers)
 
-    entry = OpenApiEntry(path="/metrics", summary="Metrics for Prometheus.", media="text/plain")
+    entry = OpenApiEntry("/metrics", "Metrics for Prometheus.", media="text/plain")
     return ApiRoute(answer, entry)

@@ -66,7 +66,7 @@ _MODEL = {
     "description": "The name of a model; without it, the first.",
 }
 
-_OPENAPI_ENTRY = OpenApiEntry(path="/openapi.json", summary="This document.")
+_OPENAPI_ENTRY = OpenApiEntry("/openapi.json", "This document.")
 
 
 def with_openapi(routes: Sequence[ApiRoute], root_path: str = "") -> list[ApiRoute]:

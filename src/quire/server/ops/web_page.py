@@ -82,13 +82,9 @@ class WebPage:
     @property
     def routes(self) -> list[ApiRoute]:
         """GET and HEAD of the page and its files."""
-        index = OpenApiEntry(path="/", summary="The page.", media="text/html", needs_key=False)
+        index = OpenApiEntry("/", "The page.", media="text/html", needs_key=False)
         assets = OpenApiEntry(
-            path="/page/{path:path}",
-            summary="A file of the page.",
-            media="*/*",
-            errors=(404,),
-            needs_key=False,
+            "/page/{path:path}", "A file of the page.", media="*/*", errors=(404,), needs_key=False
         )
         return [ApiRoute(self._index.answer, index), ApiRoute(self._asset, assets)]
 
@@ -136,7 +132,5 @@ def docs_route(assets: str) -> ApiRoute:
     async def answer(request: Request) -> Response:
         return await page(request.app).answer(request)
 
-    entry = OpenApiEntry(
-        path=DOCS_PATH, summary="This API as a page.", media="text/html", needs_key=False
-    )
+    entry = OpenApiEntry(DOCS_PATH, "This API as a page.", media="text/html", needs_key=False)
     return ApiRoute(answer, entry)

@@ -10,11 +10,7 @@ from functools import partial
 
 import msgspec
 
-from quire.server.parsing.reasoning_parser import (
-    REASONING_PARSERS,
-    ReasoningParser,
-    reasoning_of,
-)
+from quire.server.parsing.reasoning_parser import REASONING_PARSERS, ReasoningParser, reasoning_of
 from quire.server.parsing.text_source import Marks
 from quire.server.parsing.tool_call_formats import (
     read_deepseek_calls,

@@ -227,8 +227,8 @@ _EVENTS = (
 
 ROUTE = GenerationRoute(
     PostEntry(
-        path="/v1/messages",
-        summary="Answer a conversation, in Anthropic's format.",
+        "/v1/messages",
+        "Answer a conversation, in Anthropic's format.",
         rules=(
             route_rules.MODEL,
             route_rules.CONTEXT,
@@ -247,8 +247,8 @@ ROUTE = GenerationRoute(
 
 COUNT_ROUTE = LightRoute(
     PostEntry(
-        path="/v1/messages/count_tokens",
-        summary="Count a conversation's tokens.",
+        "/v1/messages/count_tokens",
+        "Count a conversation's tokens.",
         rules=(
             route_rules.MODEL,
             *route_rules.CHAT,

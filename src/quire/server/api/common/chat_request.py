@@ -11,15 +11,8 @@ import msgspec
 
 from quire.core.sampling_params import SamplingParams
 from quire.errors import invalid_value
-from quire.server.api.common.chat_messages import (
-    Message,
-    check_message,
-)
-from quire.server.api.common.generation_request import (
-    GenerationRequest,
-    check_fields,
-    sampling_of,
-)
+from quire.server.api.common.chat_messages import Message, check_message
+from quire.server.api.common.generation_request import GenerationRequest, check_fields, sampling_of
 from quire.server.api.common.tool_definitions import ToolChoice, Tools, is_deeper
 from quire.server.http import field_bounds
 from quire.server.http.field_bounds import ShortText, TokenLimit

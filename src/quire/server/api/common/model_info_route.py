@@ -24,7 +24,5 @@ def model_info_route(
     async def answer(request: Request) -> Response:
         return JsonResponse(describe(models.find(request.query_params.get("model"))))
 
-    entry = OpenApiEntry(
-        path=path, summary=summary, reply=reply, errors=(404, 503), names_model=True
-    )
+    entry = OpenApiEntry(path, summary, reply=reply, errors=(404, 503), names_model=True)
     return ApiRoute(answer, entry)

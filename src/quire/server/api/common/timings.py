@@ -11,12 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.core.request_output import (
-    CompletionOutput,
-    PromptProgress,
-    RequestOutput,
-    RequestTimes,
-)
+from quire.core.request_output import CompletionOutput, PromptProgress, RequestOutput, RequestTimes
 from quire.server.api.common.generation_job import Job
 from quire.server.api.common.reply_formatter import ReplyFormatter
 from quire.server.api.common.usage import Usage

@@ -28,8 +28,8 @@ def apply_template(data: bytes, models: ModelRegistry) -> LightReply:
 
 ROUTE = LightRoute(
     PostEntry(
-        path="/apply-template",
-        summary="A conversation through the chat template, as text.",
+        "/apply-template",
+        "A conversation through the chat template, as text.",
         rules=(route_rules.MODEL, *route_rules.CHAT),
         example={"messages": [{"role": "user", "content": "hello"}]},
         body=ChatRequest,

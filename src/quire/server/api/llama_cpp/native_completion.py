@@ -220,8 +220,8 @@ def _settings(job: Job, never: Sequence[int]) -> dict[str, Any]:
 
 def _route(path: str) -> GenerationRoute[NativeFormatter]:
     entry = PostEntry(
-        path=path,
-        summary="Continue a text, in llama.cpp's own format.",
+        path,
+        "Continue a text, in llama.cpp's own format.",
         rules=(
             *route_rules.GENERATION,
             route_rules.STREAM,

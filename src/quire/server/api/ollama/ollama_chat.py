@@ -110,8 +110,8 @@ def _route(
     part: type[OllamaPart],
 ) -> OpenApiEntry:
     return PostEntry(
-        path=path,
-        summary=f"{summary}, in Ollama's format.",
+        path,
+        f"{summary}, in Ollama's format.",
         rules=(*_RULES, *rules),
         example=example | {"options": {"num_predict": 8}},
         body=body,

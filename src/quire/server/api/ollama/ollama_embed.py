@@ -130,8 +130,8 @@ def _encoded(job: Job, outputs: Sequence[EmbeddedInput]) -> EncodedReply:
 
 OLDER_ROUTE = GenerationRoute(
     PostEntry(
-        path="/api/embeddings",
-        summary="One text to a vector, in Ollama's older format.",
+        "/api/embeddings",
+        "One text to a vector, in Ollama's older format.",
         rules=(route_rules.MODEL, "The text has at least one token, and fits the KV cache."),
         example={"prompt": "red shoes"},
         body=OlderEmbedBody,
@@ -142,8 +142,8 @@ OLDER_ROUTE = GenerationRoute(
 )
 ROUTE = GenerationRoute(
     PostEntry(
-        path="/api/embed",
-        summary="Texts to vectors, in Ollama's format.",
+        "/api/embed",
+        "Texts to vectors, in Ollama's format.",
         rules=(
             route_rules.MODEL,
             "Each text has at least one token, and fits the KV cache.",

@@ -138,7 +138,7 @@ def _route(
     handler: Callable[[Request], Awaitable[Response]],
 ) -> ApiRoute:
     text = f"{summary}, in Ollama's format."
-    return ApiRoute(handler, OpenApiEntry(path=path, summary=text, reply=reply))
+    return ApiRoute(handler, OpenApiEntry(path, text, reply=reply))
 
 
 def _details(model: RegisteredModel | None) -> ModelDetails:
@@ -217,8 +217,8 @@ def pull(data: bytes, models: ModelRegistry) -> LightReply:
 
 PULL_ROUTE = LightRoute(
     PostEntry(
-        path="/api/pull",
-        summary="Whether a model is there, in Ollama's format; nothing is downloaded.",
+        "/api/pull",
+        "Whether a model is there, in Ollama's format; nothing is downloaded.",
         rules=(route_rules.MODEL,),
         example={},
         body=PullBody,
@@ -228,8 +228,8 @@ PULL_ROUTE = LightRoute(
 )
 SHOW_ROUTE = LightRoute(
     PostEntry(
-        path="/api/show",
-        summary="One model, in Ollama's format.",
+        "/api/show",
+        "One model, in Ollama's format.",
         rules=(route_rules.MODEL,),
         example={},
         body=ShowBody,

@@ -118,8 +118,8 @@ class BatchChatFormatter(OpenAIReplyFormatter):
 
 ROUTE = GenerationRoute(
     PostEntry(
-        path="/v1/chat/completions/batch",
-        summary="Answer several conversations.",
+        "/v1/chat/completions/batch",
+        "Answer several conversations.",
         rules=(
             *route_rules.GENERATION,
             *route_rules.CHAT,

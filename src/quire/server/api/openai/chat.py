@@ -12,11 +12,7 @@ from quire.server.api.common.chat_messages import Message
 from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.conversation import Conversation
 from quire.server.api.common.generation_request import force_usage
-from quire.server.api.common.logprob_formats import (
-    ChatLogprobs,
-    chat_logprobs,
-    prompt_logprobs,
-)
+from quire.server.api.common.logprob_formats import ChatLogprobs, chat_logprobs, prompt_logprobs
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.streaming import OpenAIReplyFormatter, answer
@@ -192,8 +188,8 @@ def _text_of(message: Message) -> str:
 
 ROUTE = GenerationRoute(
     PostEntry(
-        path="/v1/chat/completions",
-        summary="Answer a conversation.",
+        "/v1/chat/completions",
+        "Answer a conversation.",
         rules=(
             *route_rules.GENERATION,
             route_rules.STREAM,

@@ -228,8 +228,8 @@ _IN_THREAD_BYTES = 64 << 10
 
 ROUTE = GenerationRoute(
     PostEntry(
-        path="/v1/completions",
-        summary="Continue a text.",
+        "/v1/completions",
+        "Continue a text.",
         rules=(
             *route_rules.GENERATION,
             route_rules.STREAM,

@@ -87,8 +87,8 @@ _RULES = (
 
 ROUTE = GenerationRoute(
     PostEntry(
-        path="/v1/embeddings",
-        summary="Texts to vectors.",
+        "/v1/embeddings",
+        "Texts to vectors.",
         rules=_RULES,
         example={"input": ["red shoes", "blue shoes"], "dimensions": 3},
         body=EmbeddingRequest,
@@ -100,8 +100,8 @@ ROUTE = GenerationRoute(
 )
 POOLING_ROUTE = GenerationRoute(
     PostEntry(
-        path="/pooling",
-        summary="The same as /v1/embeddings, in vLLM's format.",
+        "/pooling",
+        "The same as /v1/embeddings, in vLLM's format.",
         rules=_RULES,
         example={"input": "red shoes", "task": "embed"},
         body=PoolingRequest,

@@ -50,8 +50,8 @@ def _counted(chat: ChatRequest, models: ModelRegistry, names: FieldNames = SAME)
 
 CHAT_ROUTE = LightRoute(
     PostEntry(
-        path="/v1/chat/completions/input_tokens",
-        summary="Count a conversation's tokens, in llama.cpp's format.",
+        "/v1/chat/completions/input_tokens",
+        "Count a conversation's tokens, in llama.cpp's format.",
         rules=(route_rules.MODEL, *route_rules.CHAT),
         example={"messages": [route_rules.USER_MESSAGE]},
         body=ChatRequest,
@@ -67,8 +67,8 @@ def responses_route(store: ResponseStore) -> LightRoute:
 
 
 _RESPONSES_ENTRY = PostEntry(
-    path="/v1/responses/input_tokens",
-    summary="Count the tokens of a response's input.",
+    "/v1/responses/input_tokens",
+    "Count the tokens of a response's input.",
     rules=(
         route_rules.MODEL,
         *route_rules.CHAT,

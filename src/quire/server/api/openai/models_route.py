@@ -97,8 +97,8 @@ class ModelsRoutes:
             ApiRoute(
                 self.models,
                 OpenApiEntry(
-                    path="/v1/models",
-                    summary="The models of this server.",
+                    "/v1/models",
+                    "The models of this server.",
                     rules=versioned,
                     reply=ModelList,
                     errors=(400,),
@@ -107,16 +107,15 @@ class ModelsRoutes:
             ApiRoute(
                 self.model,
                 OpenApiEntry(
-                    path="/v1/models/{name:path}",
-                    summary="One model.",
+                    "/v1/models/{name:path}",
+                    "One model.",
                     rules=versioned,
                     reply=ModelCard,
                     errors=(404,),
                 ),
             ),
             ApiRoute(
-                self.version,
-                OpenApiEntry(path="/version", summary="The server's version.", reply=VersionReply),
+                self.version, OpenApiEntry("/version", "The server's version.", reply=VersionReply)
             ),
         ]
 

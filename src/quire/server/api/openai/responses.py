@@ -97,8 +97,8 @@ async def _answer(
 
 
 _ENTRY = PostEntry(
-    path="/v1/responses",
-    summary="Answer a conversation, as a response, which is stored unless `store` is false.",
+    "/v1/responses",
+    "Answer a conversation, as a response, which is stored unless `store` is false.",
     rules=(
         route_rules.MODEL,
         route_rules.CONTEXT,

@@ -234,8 +234,8 @@ _RULES = (
 
 def _score_route(path: str) -> GenerationRoute[EmbeddingJob]:
     entry = PostEntry(
-        path=path,
-        summary="How alike the texts of each pair are.",
+        path,
+        "How alike the texts of each pair are.",
         rules=(
             *_RULES,
             "`queries` (or `text_1`) has one text, or as many as `documents` (or `text_2`).",
@@ -249,8 +249,8 @@ def _score_route(path: str) -> GenerationRoute[EmbeddingJob]:
 
 def _rerank_route(path: str) -> GenerationRoute[EmbeddingJob]:
     entry = PostEntry(
-        path=path,
-        summary="Documents by how alike they are to a query.",
+        path,
+        "Documents by how alike they are to a query.",
         rules=(
             *_RULES,
             "A document that is an object has its text, which is not empty, as `text`.",

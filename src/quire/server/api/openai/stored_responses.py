@@ -68,13 +68,11 @@ class StoredResponsesRoutes:
         return [
             ApiRoute(
                 self.response,
+                OpenApiEntry(_PATH, "A stored response.", reply=Response, errors=_ERRORS),
                 OpenApiEntry(
-                    path=_PATH, summary="A stored response.", reply=Response, errors=_ERRORS
-                ),
-                OpenApiEntry(
-                    path=_PATH,
+                    _PATH,
+                    "Delete a stored response.",
                     method="delete",
-                    summary="Delete a stored response.",
                     reply=DeletedResponse,
                     errors=_ERRORS,
                 ),
@@ -82,8 +80,8 @@ class StoredResponsesRoutes:
             ApiRoute(
                 self.input_items,
                 OpenApiEntry(
-                    path=f"{_PATH}/input_items",
-                    summary="The input items of a stored response, earlier turns included.",
+                    f"{_PATH}/input_items",
+                    "The input items of a stored response, earlier turns included.",
                     rules=("The query may have `limit` (1 to 100), `order` and `after`.",),
                     reply=ItemList,
                     errors=_ERRORS,
@@ -92,9 +90,9 @@ class StoredResponsesRoutes:
             ApiRoute(
                 self.cancel,
                 OpenApiEntry(
-                    path=f"{_PATH}/cancel",
+                    f"{_PATH}/cancel",
+                    "Cancel a response that runs in the background.",
                     method="post",
-                    summary="Cancel a response that runs in the background.",
                     reply=Response,
                     errors=_ERRORS,
                 ),

@@ -186,8 +186,8 @@ def _tokens(request: TokenizeRequest, model: RegisteredModel) -> list[int]:
 
 TOKENIZE_ROUTE = LightRoute(
     PostEntry(
-        path="/tokenize",
-        summary="Text to token ids.",
+        "/tokenize",
+        "Text to token ids.",
         rules=(route_rules.MODEL, *route_rules.CHAT),
         example={"prompt": "hello", "return_token_strs": True},
         body=TokenizeRequest,
@@ -198,8 +198,8 @@ TOKENIZE_ROUTE = LightRoute(
 
 DETOKENIZE_ROUTE = LightRoute(
     PostEntry(
-        path="/detokenize",
-        summary="Token ids to text.",
+        "/detokenize",
+        "Token ids to text.",
         rules=(route_rules.MODEL, "Each of `tokens` is the id of a token."),
         example={"tokens": [1685, 413, 1266]},
         body=DetokenizeRequest,
