@@ -200,7 +200,8 @@ class BoundedProtocol(FramedProtocol):
         if left > 0.0:
             self._receive_timer = self.loop.call_later(left, self._check_receiving)
         else:
-            self._refuse(_too_slow())
+            text = "the request did not arrive in time; send it faster"
+            self._refuse(HttpError(408, text, code="request_timeout"))
 
     def _refuse(self, refusal: HttpError) -> None:
         """Answer in place of the application, unless it has started to, and close.
@@ -266,8 +267,3 @@ class BoundedProtocol(FramedProtocol):
         """The client has read enough."""
         self._reader.stop()
         super().resume_writing()
-
-
-def _too_slow() -> HttpError:
-    text = "the request did not arrive in time; send it faster"
-    return HttpError(408, text, code="request_timeout")

@@ -40,7 +40,8 @@ class Schemas:
         for struct in described:
             self._fill_in(struct)
         for name in self._reachable([self._of[kind] for kind in bodies]):
-            _close(self.components[name])
+            if "properties" in (schema := self.components[name]):  # also in structs without any
+                schema["additionalProperties"] = False
         for struct in described:
             self._properties(struct).update(_neutral(neutral_values(struct)))
             if struct.variants:
@@ -128,12 +129,6 @@ def _walk(schema: Any) -> Iterator[Schema]:
 
 def _refs(schema: Schema) -> Iterator[Schema]:
     return (part for part in _walk(schema) if isinstance(part.get("$ref"), str))
-
-
-def _close(schema: Schema) -> None:
-    """Refuse unknown fields, also in structs without any field."""
-    if "properties" in schema:
-        schema["additionalProperties"] = False
 
 
 def _neutral(values: NeutralValues) -> dict[str, Schema]:

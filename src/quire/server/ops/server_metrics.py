@@ -76,13 +76,12 @@ class Metrics:
 
     def count(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
-        path = record.path if record.path in self.endpoints else self._template(record.path)
+        path = record.path
+        if path not in self.endpoints:
+            path = next((name for known, name in self.templates if known.match(path)), OTHER)
         self._http_requests[path, record.method, record.status] += 1
         if record.error_code is not None:
             self._errors[record.error_code] += 1
-
-    def _template(self, path: str) -> str:
-        return next((name for known, name in self.templates if known.match(path)), OTHER)
 
     def snapshot(self) -> Snapshot:
         """The current metrics of this process."""

@@ -12,7 +12,6 @@ from quire.server.api.anthropic.messages_request import (
     CountRequest,
     MessagesRequest,
     MessagesToolChoice,
-    OutputFormat,
     PlainText,
     TextBlock,
     Thinking,
@@ -22,7 +21,7 @@ from quire.server.api.anthropic.messages_request import (
 )
 from quire.server.api.common.chat_messages import Message, TextPart, ToolCall
 from quire.server.api.common.chat_request import ChatRequest
-from quire.server.api.common.response_format import JsonSchema, JsonSchemaFormat, ResponseFormat
+from quire.server.api.common.response_format import JsonSchema, JsonSchemaFormat
 from quire.server.api.common.tool_definitions import ALL_ARE_SHOWN, NamedChoice, Tool, ToolChoice
 from quire.server.http.field_names import Origins
 
@@ -51,17 +50,20 @@ def to_chat(
     if request.tool_choice is not None and request.tool_choice.disable_parallel_tool_use:
         chat.parallel_tool_calls = False
     if request.thinking is not None:
-        _add_thinking(chat, request.thinking, variables)
-        _add_budget(chat, request.thinking, marks_reasoning=marks_reasoning)
-    if request.output_config is not None:
-        chat.reasoning_effort = request.output_config.effort
-        chat.response_format = _response_format(request.output_config.format)
+        _add_thinking(chat, request.thinking, variables, marks_reasoning=marks_reasoning)
+    if (config := request.output_config) is not None:
+        chat.reasoning_effort = config.effort
+        if config.format is not None:
+            schema = JsonSchema(name="answer", schema=config.format.schema)
+            chat.response_format = JsonSchemaFormat(schema)
     if isinstance(request, MessagesRequest):
         _add_sampling_fields(chat, request)
     return chat
 
 
-def _add_thinking(chat: ChatRequest, thinking: Thinking, variables: frozenset[str]) -> None:
+def _add_thinking(
+    chat: ChatRequest, thinking: Thinking, variables: frozenset[str], *, marks_reasoning: bool
+) -> None:
     if thinking.type not in ("enabled", "adaptive", "disabled"):
         problem = f"must be enabled, adaptive or disabled, not {thinking.type[:64]!r}"
         raise invalid_value("thinking.type", problem)
@@ -71,19 +73,10 @@ def _add_thinking(chat: ChatRequest, thinking: Thinking, variables: frozenset[st
         chat.include_reasoning = False
     if thinking.type != "adaptive" and "enable_thinking" in variables:
         chat.chat_template_kwargs = {"enable_thinking": thinking.type == "enabled"}
-
-
-def _add_budget(chat: ChatRequest, thinking: Thinking, *, marks_reasoning: bool) -> None:
     if marks_reasoning:
         chat.thinking_token_budget = thinking.budget_tokens
     elif thinking.budget_tokens is not None:
         chat.note_no_effect("thinking.budget_tokens has no effect: the model marks no reasoning")
-
-
-def _response_format(output_format: OutputFormat | None) -> ResponseFormat | None:
-    if output_format is None:
-        return None
-    return JsonSchemaFormat(JsonSchema(name="answer", schema=output_format.schema))
 
 
 def _add_sampling_fields(chat: ChatRequest, request: MessagesRequest) -> None:

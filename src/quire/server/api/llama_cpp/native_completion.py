@@ -114,7 +114,9 @@ class NativeFormatter(OpenAIReplyFormatter):
             if part.tokens or part.content or output.finish_reason is None:
                 yield from _by_token(part)
             if output.finish_reason is not None:
-                yield self._end(self._empty(part), item, output)
+                part = msgspec.structs.replace(part, content="", tokens=[])
+                part.completion_probabilities = UNSET
+                yield self._end(part, item, output)
 
     def ending(self, _usage: Usage) -> Iterator[NativePart]:
         """No ending: each answer has its own last chunk."""
@@ -133,9 +135,6 @@ class NativeFormatter(OpenAIReplyFormatter):
             tokens_evaluated=len(item.prompt_token_ids),
             completion_probabilities=self._probabilities(output),
         )
-
-    def _empty(self, part: NativePart) -> NativePart:
-        return msgspec.structs.replace(part, content="", tokens=[], completion_probabilities=UNSET)
 
     def _end(self, part: NativePart, item: RequestOutput, output: CompletionOutput) -> NativeReply:
         num_tokens, most = part.tokens_predicted, _max_tokens(self.job)

@@ -130,16 +130,14 @@ class CompletionFormatter(OpenAIReplyFormatter):
             waiting = self._waiting.pop(prompt_index)
             waiting.append(item)
             item = waiting
-        num_logprobs = len(item.prompt_logprobs or ())
-        if (
-            self._has_echo_logprobs
-            and num_logprobs < len(item.prompt_token_ids)
-            and not item.finished
-        ):
+        num_missing = len(item.prompt_token_ids) - len(item.prompt_logprobs or ())
+        shows_them = self._echo and self._num_logprobs is not None
+        if shows_them and num_missing > 0 and not item.finished:
             self._waiting[prompt_index] = item
             return
+        no_usage = None if self.job.include_usage else UNSET
         for output in item.outputs:
-            chunk = self._reply([self._choice(prompt_index, item, output)], self._no_usage)
+            chunk = self._reply([self._choice(prompt_index, item, output)], no_usage)
             if output.finish_reason is not None:
                 chunk.system_fingerprint = self.job.fingerprint
             yield chunk
@@ -148,14 +146,6 @@ class CompletionFormatter(OpenAIReplyFormatter):
         """The token counts, if the request asks for them."""
         if self.job.include_usage:
             yield self._reply([], usage)
-
-    @property
-    def _has_echo_logprobs(self) -> bool:
-        return self._echo and self._num_logprobs is not None
-
-    @property
-    def _no_usage(self) -> UnsetType | None:
-        return None if self.job.include_usage else UNSET
 
     def _reply(
         self, choices: list[CompletionChoice], usage: Usage | UnsetType | None

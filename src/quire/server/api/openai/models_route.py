@@ -138,14 +138,18 @@ class ModelsRoutes:
         return _json(VersionReply(__version__))
 
     def _card(self, name: str, entry: ModelEntry) -> ModelCard:
+        quality, has_template = entry.status.quality, None
+        if entry.model is not None:
+            engine = entry.model.engine
+            quality, has_template = engine.info.quality, engine.tokenizer.chat_template_text != ""
         return ModelCard(
             name,
             self._created,
             _max_model_len(entry),
-            _has_chat_template(entry),
+            has_template,
             entry.state,
             root=entry.name,
-            quality=_quality(entry),
+            quality=None if quality is None else dict(quality),
         )
 
     def _anthropic(self, name: str, entry: ModelEntry) -> AnthropicModel:
@@ -203,18 +207,6 @@ def _index(ids: list[str], field: str, model_id: str) -> int:
 
 def _max_model_len(entry: ModelEntry) -> int | None:
     return None if entry.model is None else entry.model.engine.info.limits.max_model_len
-
-
-def _quality(entry: ModelEntry) -> dict[str, bool | float | str] | None:
-    model = entry.model
-    quality = entry.status.quality if model is None else model.engine.info.quality
-    return None if quality is None else dict(quality)
-
-
-def _has_chat_template(entry: ModelEntry) -> bool | None:
-    if entry.model is None:
-        return None
-    return entry.model.engine.tokenizer.chat_template_text != ""
 
 
 def _json(content: msgspec.Struct) -> Response:
