@@ -42,8 +42,6 @@ MAX_BODY_BYTES = 4096
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_load_decoder = msgspec.json.Decoder(LoadRequest)
-_unload_decoder = msgspec.json.Decoder(UnloadRequest)
 _KNOWN_MODEL = "`model` is the name of a model of this server (else 404)."
 
 
@@ -171,25 +169,25 @@ class _Endpoints:
 
     async def load(self, request: Request) -> Response:
         """Load a model and wait for it. Raises ModelNotLoadedError."""
-        body = await _read(request, _load_decoder)
+        body = await _read(request, LoadRequest)
         entry = self._models.entry(body.model)
         await self._loader.load(entry.name, self._settings.model_load_timeout)
         return JsonResponse(_status(entry))
 
     async def unload(self, request: Request) -> Response:
         """Unload a model and wait until its engine has ended."""
-        body = await _read(request, _unload_decoder)
+        body = await _read(request, UnloadRequest)
         entry = self._models.entry(body.model)
         grace = self._settings.shutdown_timeout if body.grace is None else body.grace
         await self._loader.unload_all([entry], grace)
         return JsonResponse(_status(entry))
 
 
-async def _read(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
+async def _read(request: Request, kind: type[T]) -> T:
     """The decoded body. Raises InvalidRequestError."""
     data = await read_body(request.scope, request.receive, MAX_BODY_BYTES)
-    body = strict_json.decode(data, decoder)
-    strict_json.check_names(strict_json.read_names(data), decoder.type.__struct_fields__, {})
+    body: T = strict_json.decode(data, strict_json.decoder_of(kind))
+    strict_json.check_names(strict_json.read_names(data), kind.__struct_fields__, {})
     return body
 
 

@@ -27,11 +27,12 @@ from quire.server.api.common.usage import CompletionTokensDetails, Usage
 from quire.server.http.field_names import SAME, FieldNames
 from quire.server.model_registry import RegisteredModel
 from quire.server.parsing.answer_sampling import reasoning_config, with_grammar, with_mark_tokens
-from quire.server.parsing.output_events import Event, ReasoningDelta, StreamParser
+from quire.server.parsing.output_events import Event, ReasoningDelta
 from quire.server.parsing.output_parser import (
     OutputParser,
     ParserConfig,
     PlainParser,
+    StreamParser,
     stop_after_calls,
 )
 from quire.server.parsing.reasoning_parser import ReasoningTokenCounter, with_reasoning_marks

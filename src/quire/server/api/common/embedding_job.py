@@ -14,9 +14,9 @@ from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.input_processor import errors_name_field
 from quire.engine.frontend.prompt_encoding import Prompt, token_ids_of
 from quire.server.api.common.embedding_runner import EmbeddingJob, EncodeVectors
-from quire.server.api.common.encoding_fields import EncodingFields
 from quire.server.api.common.generation_job import Job
 from quire.server.api.common.micro_batch import Stages
+from quire.server.api.common.prompt_types import EncodingFields
 from quire.server.http import field_bounds
 from quire.server.http.field_bounds import Int32, ShortText
 from quire.server.http.request_record import new_id

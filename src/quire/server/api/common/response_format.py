@@ -12,7 +12,7 @@ import msgspec
 
 from quire.core.structured_outputs import KINDS, StructuredOutputs
 from quire.errors import InvalidRequestError, invalid_value
-from quire.server.api.common.encoding_fields import EncodingFields
+from quire.server.api.common.prompt_types import EncodingFields
 from quire.server.http import field_bounds
 from quire.server.http.strict_json import Strict
 

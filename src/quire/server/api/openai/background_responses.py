@@ -11,20 +11,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.types import Send
 
 from quire.core.request_output import RequestOutput
 from quire.errors import OverloadedError
 from quire.server.api.common.job_runner import gather
-from quire.server.api.common.reply_formatter import ReplyFormatter
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.common.timings import set_timings
-from quire.server.api.common.usage import Usage
 from quire.server.api.openai.response_store import ResponseStore
+from quire.server.api.openai.responses_formatter import ResponsesFormatter
 from quire.server.api.openai.responses_reply import Response
 from quire.server.http.disconnect import outlive_client
 from quire.server.http.http_errors import describe, send_complete
@@ -74,29 +73,8 @@ class BackgroundWatch:
                 event.set()
 
 
-class BackgroundFormatter(ReplyFormatter, Protocol):
-    """A ReplyFormatter whose reply may be stored in other states, too.
-
-    keep: stores a response in place of the started one. Raises OverloadedError if that failed.
-    """
-
-    keep: Callable[[Response], None]
-
-    def keep_started(self, status: str) -> bytes:
-        """Store the response without an answer; returns it as JSON. Raises OverloadedError.
-
-        Raises InvalidRequestError for one that no store of this size holds.
-        """
-
-    def completed(self, results: Sequence[RequestOutput], usage: Usage) -> Response:
-        """The complete answer, not stored yet."""
-
-    def failed(self, code: str | None, message: str) -> Response:
-        """The response with why there is no answer, not stored yet."""
-
-
 async def answer_in_background(
-    formatter: BackgroundFormatter, watch: BackgroundWatch, context: RequestContext, send: Send
+    formatter: ResponsesFormatter, watch: BackgroundWatch, context: RequestContext, send: Send
 ) -> None:
     """Send the queued response, then run it. Raises only while nothing has been sent."""
     admitted = context.start(formatter.job)
@@ -125,7 +103,7 @@ async def answer_in_background(
         raise
 
 
-async def _keep(formatter: BackgroundFormatter, response: Response) -> None:
+async def _keep(formatter: ResponsesFormatter, response: Response) -> None:
     """Store how the response ended; where the store fails, again, for _KEEP_SECONDS."""
     clock = asyncio.get_running_loop().time
     deadline = clock() + _KEEP_SECONDS
