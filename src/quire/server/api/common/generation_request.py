@@ -128,6 +128,17 @@ def _check_stream(request: GenerationRequest) -> None:
         raise invalid_value("prompt_logprobs", "not sent in a stream; set stream to false")
 
 
+def one_dropped_token(request: GenerationRequest) -> int:
+    """The max_tokens of a request for its prompt alone: a token is drawn at the end of each prompt.
+
+    job_runner.py drops it. Raises InvalidRequestError.
+    """
+    if request.min_tokens:
+        problem = f"{request.min_tokens} is above max_tokens (0); lower it"
+        raise invalid_value("min_tokens", problem)
+    return 1
+
+
 def take_defaults(request: GenerationRequest, defaults: Mapping[str, float]) -> bool:
     """Set the fields that a request leaves out to the model's defaults, by name.
 

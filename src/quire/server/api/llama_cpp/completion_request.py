@@ -16,6 +16,7 @@ from quire.server.api.common.generation_request import (
     MAX_CHOICES,
     GenerationRequest,
     check_fields,
+    one_dropped_token,
     sampling_of,
 )
 from quire.server.api.common.prompt_types import EncodeParts, PromptTypes
@@ -90,8 +91,5 @@ def sampling(request: NativeCompletionRequest) -> SamplingParams:
     """The sampling params of a request. Raises InvalidRequestError."""
     max_tokens = request.max_tokens
     if max_tokens == 0:
-        if request.min_tokens:
-            problem = f"{request.min_tokens} is above max_tokens (0); lower it"
-            raise invalid_value("min_tokens", problem)
-        max_tokens = 1  # drawn at the end of each prompt; job_runner.py drops it
+        max_tokens = one_dropped_token(request)
     return sampling_of(request, max_tokens, request.n_probs or None, None)

@@ -15,6 +15,7 @@ from quire.server.api.common.generation_request import (
     MAX_CHOICES,
     GenerationRequest,
     check_fields,
+    one_dropped_token,
     sampling_of,
 )
 from quire.server.api.common.logprob_formats import ALL
@@ -84,15 +85,8 @@ def sampling(request: CompletionRequest) -> SamplingParams:
         prompt_logprobs = ALL if ALL in wanted else max(wanted)
     max_tokens = 16 if request.max_tokens is None else request.max_tokens
     if max_tokens == 0:
-        _check_prompt_alone(request)
-        max_tokens = 1  # drawn at the end of each prompt; job_runner.py drops it
+        if not request.echo:
+            problem = "must be at least 1 without echo, not 0; set echo, or 1"
+            raise invalid_value("max_tokens", problem)
+        max_tokens = one_dropped_token(request)
     return sampling_of(request, max_tokens, logprobs, prompt_logprobs)
-
-
-def _check_prompt_alone(request: CompletionRequest) -> None:
-    field, problem = "max_tokens", "must be at least 1 without echo, not 0; set echo, or 1"
-    if request.echo and request.min_tokens:
-        field, problem = "min_tokens", f"{request.min_tokens} is above max_tokens (0); lower it"
-    elif request.echo:
-        return
-    raise invalid_value(field, problem)
