@@ -16,7 +16,7 @@ from quire.server.api.common.generation_request import GenerationRequest, check_
 from quire.server.api.common.tool_definitions import ToolChoice, Tools, is_deeper
 from quire.server.http import field_bounds
 from quire.server.http.field_bounds import ShortText, TokenLimit
-from quire.server.http.field_names import Origins
+from quire.server.http.field_names import FieldNames, Origins
 from quire.server.http.request_body import read_body
 from quire.server.parsing.template_variables import RESERVED_NAMES
 
@@ -68,11 +68,15 @@ class ChatRequest(GenerationRequest, kw_only=True):
 # of those that other routes take in place of a text
 CHAT_FIELDS = "messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"
 
+_NEWER_LIMIT = FieldNames({"max_tokens": "max_completion_tokens"})
+
 
 def parse(data: bytes) -> ChatRequest:
     """Decode a body. Raises InvalidRequestError."""
     request = read_body(data, ChatRequest)
     check_fields(request)
+    if request.max_tokens is None and request.max_completion_tokens is not None:
+        request.__dict__["sent_as"] = _NEWER_LIMIT.joined(request.sent_as)
     return request
 
 
