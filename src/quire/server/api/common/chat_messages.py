@@ -20,7 +20,6 @@ Role = Annotated[str, one_of(*ROLES)]
 _CACHED = {"type": "ephemeral"}
 _CACHE_CONTROL = (None, _CACHED, *({**_CACHED, "ttl": time} for time in ("5m", "1h")))
 
-
 # the rules of check_message as JSON Schema
 _OTHERS = {
     "content": {"type": ["string", "array"]},

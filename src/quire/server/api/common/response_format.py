@@ -84,7 +84,6 @@ class StructuralTagFormat(Strict, tag_field="type", tag="structural_tag"):
 
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat
 
-
 _FALSE = {"enum": [None, False]}
 
 
