@@ -59,6 +59,38 @@ def test_a_shutdown_while_the_model_is_loaded_is_an_error_of_the_engine(
     asyncio.run(main())
 
 
+def test_a_model_that_was_loaded_as_the_shutdown_came_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From another thread, before the event loop has come to the end of the start."""
+
+    class Engine:
+        is_closed = False
+
+        async def close(self) -> None:
+            self.is_closed = True
+
+    async def main() -> None:
+        engine, loaded = Engine(), asyncio.get_running_loop().create_future()
+
+        async def load(_: object) -> Engine:
+            await loaded
+            return engine
+
+        monkeypatch.setattr(AsyncEngine, "start", load)
+        llm, task = await begin(AsyncLLM.check_health)
+        loaded.set_result(None)  # the start ends in the loop's next round
+        thread = threading.Thread(target=llm.shutdown)
+        thread.start()
+        thread.join()
+        with pytest.raises(EngineError, match="was shut down"):
+            await task
+        await asyncio.sleep(0)
+        assert engine.is_closed
+
+    asyncio.run(main())
+
+
 def test_a_cancelled_caller_is_cancelled_and_the_model_goes_on_loading(call: Call) -> None:
     async def main() -> None:
         llm, task = await begin(call)

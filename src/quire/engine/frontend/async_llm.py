@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Literal, Self, Unpack
 
 from quire.compat.missing_names import ModelOwner
@@ -118,10 +119,9 @@ class AsyncLLM(ModelOwner):
         if self._start is None:
             return
         if not self._start.done():
-            call_on(self._start.get_loop(), self._start.cancel)
-        elif not self._start.cancelled() and self._start.exception() is None:
-            with ThreadPoolExecutor(1) as thread:  # it waits for the engine, and this may not
-                thread.submit(asyncio.run, self._start.result().close()).result()
+            call_on(self._start.get_loop(), partial(_end, self._start))
+        else:
+            _end(self._start)
 
     async def _started(self) -> AsyncEngine:
         """The engine, once it is loaded. Raises EngineError after `shutdown`."""
@@ -136,6 +136,13 @@ class AsyncLLM(ModelOwner):
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineError("this AsyncLLM was shut down; make another one")
+
+
+def _end(start: asyncio.Task[AsyncEngine]) -> None:
+    """Cancel a start, or close what it has started, maybe since its caller looked."""
+    if not start.cancel() and not start.cancelled() and start.exception() is None:
+        with ThreadPoolExecutor(1) as thread:  # it waits for the engine, and this may not
+            thread.submit(asyncio.run, start.result().close()).result()
 
 
 async def _until(
