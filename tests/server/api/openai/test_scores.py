@@ -110,14 +110,21 @@ def test_texts_may_be_objects_of_jina_and_vllm(app: Starlette) -> None:
     documents: Any = [{"text": "y" * 400}, parts, {"content": "b" * 30, "title": "An"}]
     texts = ["y" * 400, "a\nb", "b" * 30]
     usual = post(app, "/v1/rerank", query="a\nb", documents=texts).json()["results"]
+    (titled,) = (r for r in usual if r["index"] == 2)
+    titled["document"]["title"] = "An"
     for query in ({"text": "a\nb"}, parts):
         assert post(app, "/v1/rerank", query=query, documents=documents).json()["results"] == usual
         scored = post(app, "/v1/score", queries=query, documents=documents).json()
         assert (
             scored["data"] == post(app, "/v1/score", queries="a\nb", documents=texts).json()["data"]
         )
-    one = post(app, "/v1/rerank", query="ab", documents=parts).json()["results"]
-    assert [r["document"] for r in one] == [{"text": "a\nb"}]
+    for document, shown in (
+        (parts, {"text": "a\nb"}),
+        ({"text": pair, "content": "c"}, {"text": "a\nb", "content": "c"}),
+        ({"text": "", "content": pair, "title": "An"}, {"text": "a\nb", "title": "An"}),
+    ):
+        one = post(app, "/v1/rerank", query="ab", documents=document).json()["results"]
+        assert [r["document"] for r in one] == [shown]
 
 
 def test_rerank_as_tei_has_it(app: Starlette) -> None:

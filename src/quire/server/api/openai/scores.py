@@ -229,10 +229,12 @@ def _rerank_reply(
 
 
 def _shown(document: Input) -> Document:
-    """A document in the reply; one of parts has its text."""
-    if isinstance(document, dict) and "text" in document:
-        return document
-    return {"text": _text(document, "documents")}
+    """A document in the reply, whose `text` is what was read; its other fields stay."""
+    text = _text(document, "documents")
+    if isinstance(document, str):
+        return {"text": text}
+    is_read = "text" if document.get("text") else "content"
+    return {name: given for name, given in document.items() if name != is_read} | {"text": text}
 
 
 _RULES = (
