@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import re
 import shlex
 import warnings
@@ -14,12 +15,14 @@ import numpy as np
 import pytest
 from house_files import SOURCE, expect_none, nodes
 
+from quire import AsyncEngineArgs, AsyncLLM, EngineArgs, LLMEngine
 from quire.cli import generate, main, serve
 from quire.cli.foreign_options import OWN_FLAGS, SCOPES, flags_of
 from quire.cli.sampling import CONSTRAINTS
 from quire.compat import command_names
 from quire.compat.foreign_name import ANY, ForeignName
 from quire.compat.names_table import NAMES, NoEffect, Own, Refused, Scope, meaning_of
+from quire.compat.own_options import OPTION_SCOPES, names_as_given
 from quire.compat.own_values import OWN_VALUES, own_value
 from quire.config import STORED_METHODS, EngineConfig, iter_options
 from quire.core.pooling_params import PoolingParams
@@ -221,6 +224,16 @@ def test_messages_name_what_exists() -> None:
 def test_errors_name_settings_and_params_as_they_were_given(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"^n_ctx .*\d"):
         LLM("quire-tiny", n_ctx=given)
+    with pytest.raises(ConfigError, match=r"^n_ctx .*\d"):
+        LLMEngine.from_engine_args(EngineArgs(model="quire-tiny", n_ctx=given))
+    args = AsyncEngineArgs(model="quire-tiny", n_ctx=given)
+    with pytest.raises(ConfigError, match=r"^n_ctx .*\d"):
+        asyncio.run(AsyncLLM.from_engine_args(args).check_health())
+    with (
+        pytest.raises(ConfigError, match=r"; use quantize='int8'$"),
+        names_as_given({"quantize": "int4"}, OPTION_SCOPES),
+    ):
+        raise ConfigError("batch_invariant: not with AMX; use quantization='int8'")
     with pytest.raises(InvalidRequestError, match=r"^max_new_tokens: must be") as caught:
         SamplingParams(max_new_tokens=-4)
     assert caught.value.param == "max_new_tokens"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,12 @@ def names_as_given(options: Mapping[str, Any], scopes: Sequence[Scope]) -> Itera
             match meaning_of(name, value, scopes):
                 case Own(name=own, value=same) if same is value:
                     given[own] = name
-        error.args = (SETTING.sub(lambda found: given.get(found[0], found[0]), str(error)),)
+
+        def as_given(found: re.Match[str]) -> str:
+            name, sign, text = found[0].partition("=")
+            return given.get(name, name) + sign + text
+
+        error.args = (SETTING.sub(as_given, str(error)),)
         if isinstance(error, InvalidRequestError) and error.param is not None:
             error.param = given.get(error.param, error.param)
         raise

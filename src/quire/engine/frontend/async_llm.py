@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Literal, Self, Unpack
 
 from quire.compat.missing_names import ModelOwner
+from quire.compat.own_options import OPTION_SCOPES, names_as_given
 from quire.config import EngineConfig
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
@@ -41,6 +42,7 @@ class AsyncLLM(ModelOwner):
         check_files(config)
         self.tokenizer = load_tokenizer(config)
         self._config = config
+        self._settings: dict[str, Any] = {}  # as given, for errors of the start
         self._start: asyncio.Task[AsyncEngine] | None = None
         self._aborts: dict[str, asyncio.Event] = {}
         self._is_closed = False
@@ -48,7 +50,11 @@ class AsyncLLM(ModelOwner):
     @classmethod
     def from_engine_args(cls, engine_args: Any, **_: Any) -> Self:
         """Check the settings of AsyncEngineArgs. Raises ConfigError or CheckpointError."""
-        return cls(EngineConfig.from_options(**engine_args.settings()))
+        settings = engine_args.settings()
+        with names_as_given(settings, OPTION_SCOPES):
+            llm = cls(EngineConfig.from_options(**settings))
+        llm._settings = settings
+        return llm
 
     async def generate(
         self,
@@ -131,7 +137,8 @@ class AsyncLLM(ModelOwner):
         check_loop(self._start.get_loop())
         await asyncio.wait([self._start])  # raises nothing if `shutdown` cancels it
         self._check_open()
-        return self._start.result()
+        with names_as_given(self._settings, OPTION_SCOPES):
+            return self._start.result()
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Self, Unpack
 
 from quire.compat.missing_names import ModelOwner
+from quire.compat.own_options import OPTION_SCOPES, names_as_given
 from quire.compat.sleep_tags import check_level
 from quire.config import EngineConfig
 from quire.core.request_output import RequestOutput
@@ -44,7 +45,9 @@ class LLMEngine(ModelOwner, LoadedModel):
     @classmethod
     def from_engine_args(cls, engine_args: Any, **_: Any) -> Self:
         """Load the model of EngineArgs. Raises ConfigError or CheckpointError."""
-        return cls(EngineConfig.from_options(**engine_args.settings()))
+        settings = engine_args.settings()
+        with names_as_given(settings, OPTION_SCOPES):
+            return cls(EngineConfig.from_options(**settings))
 
     def add_request(
         self,
