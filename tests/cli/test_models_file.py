@@ -206,6 +206,7 @@ def test_a_file(tmp_path: Path) -> None:
             r"models\[0\]: num-blocks and kv-cache-memory-bytes both set the KV",
         ),
         ("ctx-size: many\n", 1, "ctx-size must be an integer"),
+        ("torch_dtype: int7\n", 1, "torch_dtype must be one of"),
         (
             "models:\n- model: a\n  num_batch: 2\n- model: b\n  max_num_batched_tokens: 2\n",
             3,

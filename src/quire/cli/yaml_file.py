@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from quire.compat.foreign_name import same_setting
 from quire.compat.own_options import own_options
 from quire.errors import ConfigError, FileError
 from quire.input_file import read_file
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
 
 _LARGEST_FILE = 1 << 16  # bytes
 _ONLY_TYPED = ("config", "dry_run", "gpu_memory_gib", "json")  # of a run, not of a server
-# of options in messages, not in what messages quote
-_NAME = re.compile(r"(?<![\w'\"$/-])(?<!\w\.)[a-z]+(?:_[a-z]+)+(?![\w/-])(?!\.\w)")
+# names of options in messages, not in what messages quote; of one word where a message begins
+_NAME = re.compile(
+    r"(?<![\w'\"$/-])(?<!\w\.)[a-z]+(?:_[a-z]+)+(?![\w/-])(?!\.\w)"
+    r"|(?:\A|(?<=\]: ))[a-z]+(?=: | is | must be )"
+)
 # a setting with its value, as messages write it for Python
 _ASSIGNED = re.compile(r"(?<![\w'\"$/.-])([a-z_]+)='([\w.-]+)'")
 _PLAIN = "write plain values, each once, without aliases and tags"
@@ -146,7 +150,7 @@ class YamlFile:
                 home = _home(own_name, item, known)
                 raise ConfigError(home or f"unknown option {own_name[:64]}; {hint}")
             option = known[own_name]
-            if item is value and option.kind is not bool:  # errors name it as the file does
+            if same_setting(item, value) and option.kind is not bool:  # named as in the file
                 self._written.setdefault(own_name, {}).update(spellings)
             as_written = item is value and option.kind is str and isinstance(item, int | float)
             own[own_name] = _checked(option, _value(option, node) if as_written else item)
