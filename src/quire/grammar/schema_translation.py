@@ -107,7 +107,7 @@ def _shared(value: Any, root: Schema) -> Any:
 
 
 def _resolved(names: Any, root: Schema) -> Schema | None:
-    """What `propertyNames` demands of a name, which is a string anyway. None: it is not known."""
+    """The demands of `propertyNames` on a name, without that it is a string. None: unknown ones."""
     for _ in range(_MAX_REFS):
         if not isinstance(names, dict):
             return {} if names is True else None

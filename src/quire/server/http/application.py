@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
+from quire.compat.http_paths import FOREIGN_PATHS
 from quire.server.http.unknown_path import UnknownPath
 
 # as llama.cpp's server has these paths, too
@@ -39,6 +40,7 @@ class Application(Starlette):
             for route in routes
             if route.methods == {"POST"} and not route.param_convertors
         }
+        self._foreign = FOREIGN_PATHS.keys() - {route.path for route in routes}
         self._middleware = middleware(self._route)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,4 +55,6 @@ class Application(Starlette):
                 scope["path"] = f"/v1{scope['path']}"
             if scope["method"] == "POST":
                 app = self._posts.get(scope["path"])
+            if app is None and scope["path"] in self._foreign:  # may look like a path with an id
+                app = self.router.default
         return (app or self.router)(scope, receive, send)
