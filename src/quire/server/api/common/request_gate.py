@@ -92,8 +92,8 @@ class RequestContext:
             num_answers = min(num_answers, max_answers)
         if max_tokens is not None:
             num_tokens = min(num_tokens, max_tokens)
-        num_reported = num_wide(job.sampling, job.prompts, model.engine.info.limits)
-        self._reply_space.hold(num_reported * REPORTED_BYTES)
+        if num_reported := num_wide(job.sampling, job.prompts, model.engine.info.limits):
+            self._reply_space.hold(num_reported * REPORTED_BYTES)
         self.ticket.charge(num_answers, num_tokens, at=model.admission)
         self.deadline.shorten(job.timeout, "timeout")
         salt = cache_salt_of("" if self._shares_cache else self.tenant, job.cache_salt)
