@@ -76,7 +76,7 @@ REQUEST_NAMES: tuple[ForeignName, ...] = (
          "leave it out, or use /v1/responses"),
     only("previous_response_id", _AI, (), _STORED, _RESEND),
     only("conversation", _AI, (), "conversations are not stored",
-         "use previous_response_id of /v1/responses, or send the whole conversation"),
+         "use previous_response_id, or send the whole conversation"),
     only("prompt_template", _AI, (), _STORED, "send the prompt itself"),
     only("audio", _AI, (), say.TEXT_ALONE, "leave it out"),
     only("image", _AI, ({},), say.TEXT_ALONE, "leave it out"),

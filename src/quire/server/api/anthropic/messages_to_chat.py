@@ -194,5 +194,5 @@ def _choice(choice: MessagesToolChoice | None) -> ToolChoice | None:
     if (choice.name is not None) != (choice.type == "tool"):
         raise invalid_value("tool_choice.name", "it goes with the type tool, and only with it")
     if choice.name is not None:
-        return NamedChoice(type="function", function=FunctionChoice(name=choice.name))
+        return NamedChoice(function=FunctionChoice(name=choice.name))
     return "required" if choice.type == "any" else choice.type

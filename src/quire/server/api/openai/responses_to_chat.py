@@ -13,11 +13,14 @@ from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.generation_request import NO_PADDING, NO_PROGRESS
 from quire.server.api.common.tool_definitions import (
     ALL_ARE_SHOWN,
+    AllowedChoice,
+    AllowedTools,
     Function,
     FunctionChoice,
     NamedChoice,
     Tool,
     ToolChoice,
+    ToolReference,
 )
 from quire.server.api.openai.responses_request import (
     AS_IN_CHATS,
@@ -29,6 +32,7 @@ from quire.server.api.openai.responses_request import (
     InputPart,
     InputReasoning,
     InputResult,
+    ResponsesAllowedTools,
     ResponsesRequest,
     ResponsesTool,
     ResponsesToolChoice,
@@ -183,9 +187,14 @@ def _tool(tool: ResponsesTool) -> Tool:
     return Tool(type="function", function=function)
 
 
-def _choice(choice: str | ResponsesToolChoice | None) -> ToolChoice | None:
-    if isinstance(choice, ResponsesToolChoice):
-        return NamedChoice(type="function", function=FunctionChoice(name=choice.name))
+def _choice(choice: str | ResponsesToolChoice | ResponsesAllowedTools | None) -> ToolChoice | None:
+    match choice:
+        case ResponsesToolChoice(name):
+            return NamedChoice(function=FunctionChoice(name=name))
+        case ResponsesAllowedTools():
+            functions = [FunctionChoice(name=tool.name) for tool in choice.tools]
+            tools = [ToolReference(type="function", function=each) for each in functions]
+            return AllowedChoice(allowed_tools=AllowedTools(mode=choice.mode, tools=tools))
     return choice
 
 
