@@ -36,6 +36,9 @@ from quire.config import EngineConfig
 from quire.core.messages import AddRequest
 from quire.core.sampling_params import SamplingParams
 from quire.engine.startup.start_engine import start_engine
+from quire.kernels.formats.fp8 import FP8
+from quire.kernels.formats.int4 import Int4
+from quire.kernels.operands import QuantSpec
 from quire.kernels.triton.attention import attention_plan
 from quire.kernels.triton.gemm.int4_config import (
     Int4Config,
@@ -46,6 +49,7 @@ from quire.kernels.triton.gemm.int4_config import (
 )
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops import gpu_linear, int4_linear, paged_attention, words_linear
+from quire.quantization.scheme import SCHEMES, Scheme
 
 KEYS = 1950  # of each request, and some more
 ROUNDS = 11
@@ -82,7 +86,11 @@ class Step:
     def __init__(self, model: str, group: int) -> None:
         self._model, self.group = SHAPES[model], group
         self.shapes, self.head_dim = self._model.linear_shapes(), self._model.head_dim
-        with tempfile.TemporaryDirectory() as folder:
+        layer = {"layer": (Int4(QuantSpec("int4", group=group)), FP8), "head": (FP8,)}
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.dict(SCHEMES["int4"], {"cuda": Scheme("int4", layer)}),
+        ):
             make_folder(shape_folder(f"llama-3.1-{model}"), Path(folder))
             config = EngineConfig.from_options(
                 model=folder, load_format="dummy", max_model_len=8192, quantization="int4",
@@ -215,21 +223,30 @@ def candidates(shape: tuple[int, int], linear: str, m: int, group: int) -> list[
     return found
 
 
+def other_limits(rule_of: Callable[[str], Int4Config], m: int) -> dict[str, dict[str, Int4Config]]:
+    """Configs that fit more programs on a multiprocessor than a round has, or fewer."""
+    if m == 1:
+        own = rule_of("gate_up")
+        limits = None, 80, 96, 104
+        return {f"gate_up in {each} registers": {"gate_up": replace(own, registers=each)}
+                for each in limits}  # fmt: skip
+    if not 8 < m <= 16:
+        return {}
+    both = itertools.product(("gate_up", "down"), (2, 3, 4))
+    return {f"{name} in {stages} stages": {name: replace(rule_of(name), stages=stages)}
+            for name, stages in both}  # fmt: skip
+
+
 def measure(step: Step, m: int, budget: Budget) -> dict[str, Any]:
     """The rule's step, the step without each of its kernels, and with what was slower."""
     plain = step.record(Variant())
     expected = step.logits(plain)
     rules = {name: step.rule(name) for name in LINEARS}
-    free = replace(rules["gate_up"], registers=None)
-    wide = Int4Config(64, 2, 2, registers=128)  # as tiles of 64 outputs in two parts
     heads = int4_config(m, *step.shapes["qkv"], step.group, num_sms(), head_dim=step.head_dim)
     assert heads is not None
-    named = {"rule": Variant(), "rule again": Variant(), "gate_up free": Variant({"gate_up": free})}
+    named = {"rule": Variant(), "rule again": Variant()}
     named |= {"qkv in whole heads": Variant({"qkv": heads})}
-    if m == 1:
-        named |= {"gate_up 64x2": Variant({"gate_up": wide})}
-        named |= {"gate_up 32x2": Variant({"gate_up": Int4Config(32, 2, 2)})}
-        named |= {"o 64x2": Variant({"o": replace(wide, split=4, registers=None)})}
+    named |= {name: Variant(own) for name, own in other_limits(step.rule, m).items()}
     last = (words_linear, "SCALES_FIRST", 0)
     if m == 1:
         named |= {"scales last": Variant(instead=(last,))}
@@ -308,6 +325,10 @@ def main() -> None:
         for m, linear in itertools.product(args.search, LINEARS)
         for config in candidates(shapes[linear], linear, m, args.group)
     ]
+    for m in args.rows:
+        rule_of = partial(rule, SHAPES[args.model], m=m, group=args.group)
+        for own in other_limits(rule_of, m).values():
+            cases += [(args.model, linear, m, args.group, each) for linear, each in own.items()]
     precompile(compile_case, cases, args.workers, Budget(min(45.0, budget.left / 3)))
     step = Step(args.model, args.group)
     print(f"engine ready, {budget.left:.0f} s left", flush=True)

@@ -69,6 +69,25 @@ def gpu_rows(result: Result) -> str:
     )
 
 
+def gpu_rounds(result: Result) -> str:
+    """Layers with room for one round of programs, beside those without regard to that."""
+    us = {(row["format"], row["m"], row["model"]): row["us"] for row in result["rows"]}
+    models = list(dict.fromkeys(row["model"] for row in result["rows"]))
+    names = {"int4": "INT4, groups of 64", "int4_128": "INT4, 128", "nf4": "NF4", "mxfp4": "MXFP4"}
+    rows = []
+    for kind, m in dict.fromkeys((row["format"], row["m"]) for row in result["rows"]):
+        both = [us[kind, m, model] for model in models]
+        cells = [f"{each['plain']:.1f} / {each['rule']:.1f}" for each in both]
+        if any(abs(each["rule"] / each["plain"] - 1) > 0.04 for each in both):
+            rows.append([names.get(kind, f"`{kind}`"), str(m), *cells])
+    return markdown_table(
+        ["weights", "rows", *models],
+        rows,
+        "The four linears of a layer in a chain, us: without regard to how many programs a round "
+        "has / with room for one round; formats and rows that differ by more than 4 %:",
+    )
+
+
 def gpu_fp8_rows(result: Result) -> str:
     """GEMMs in FP8 by the rule, against the library and the best config, by rows."""
     rows = []

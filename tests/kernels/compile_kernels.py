@@ -856,7 +856,7 @@ KERNELS = {
     "ring_mxfp4_many": functools.partial(
         ring_int4, rows=128, block_n=128, parts=1, group=32, codebook="mxfp4"
     ),
-    "ring_int4_silu": functools.partial(ring_int4, block_n=32, silu=True, registers=96),
+    "ring_int4_silu": functools.partial(ring_int4, block_n=32, silu=True, registers=104),
     "ring_int4_wide": functools.partial(
         ring_int4, rows=64, block_n=128, parts=1, group=64, silu=True, registers=128
     ),

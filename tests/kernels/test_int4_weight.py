@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from gpu_shapes import SHAPES
 from ptx import bf16_pair, run_ptx, word_of
 from torch import Tensor
 
@@ -13,7 +14,9 @@ from quire.kernels import reference
 from quire.kernels.operands import Fp8Rows, Int4Weight, Int4Words, ResidualState
 from quire.kernels.reference_quantized import dequantize_int4, quantize_int4
 from quire.kernels.triton import triton_operations
+from quire.kernels.triton.gemm.byte_config import byte_config, byte_memory
 from quire.kernels.triton.gemm.int4_config import (
+    SHARED_MEMORY,
     block_rows,
     half_heads_config,
     int4_config,
@@ -197,6 +200,51 @@ def test_heads_of_many_rows_have_programs_that_run_in_few_rounds(
     found = int4_config(64, n, k, 64, 132, head_dim=128)
     assert found is not None
     assert (found.warps, found.registers, found.split) == (8, None, split)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "group", "zeros", "registers"),
+    [
+        (16384, 2048, 64, False, None),  # 3.9 programs for each multiprocessor
+        (16384, 3072, 128, True, None),
+        (19456, 2560, 128, False, 96),  # 4.6: room for five
+        (28672, 4096, 128, False, 104),  # 6.8: for seven
+        (28672, 4096, 64, False, 96),  # for seven, too
+        (37888, 3584, 64, False, 80),  # 9.0: for nine
+        (37888, 3584, 128, False, 96),  # two rounds of five
+        (34816, 5120, 64, False, 96),  # no shared memory for nine
+        (57344, 8192, 128, False, 104),  # two rounds of seven
+    ],
+)
+def test_one_row_has_registers_for_full_rounds(
+    n: int, k: int, group: int, zeros: bool, registers: int | None
+) -> None:
+    """As measured; what ptxas takes with a limit is in `registers_of_one_row`."""
+    found = int4_config(1, n, k, group, 132, zeros=zeros)
+    assert found is not None
+    assert (found.block_n, found.registers) == (32, registers)
+
+
+@pytest.mark.parametrize("rows", [8, 9, 12, 16, 17])
+@pytest.mark.parametrize("kind", ["int4", "codebook", "bytes"])
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("model", ["8b", "1b", "llama-3.2-3b", "qwen2.5-7b", "qwen2.5-1.5b"])
+def test_few_rows_fit_one_round(model: str, group: int, kind: str, rows: int) -> None:
+    for linear, (n, k) in SHAPES[model].linear_shapes().items():
+        if kind == "bytes":
+            found = byte_config(rows, n, k, group, 132, 1)
+            assert found is not None
+            memory = byte_memory(rows, k, group, 1, found)
+        else:
+            found = int4_config(rows, n, k, group, 132, codebook=kind == "codebook")
+            assert found is not None
+            memory = shared_memory(rows, k, group, zeros=False, config=found)
+        programs = -(-n // found.block_n) * found.split
+        most = -(-programs // 132)
+        if found.parts > 1 or most > 3 or rows not in range(9, 17) or n <= k < 2 * n:
+            assert found.stages <= 3
+        elif programs >= 66:
+            assert 1 <= SHARED_MEMORY // (memory + 1024) <= most, linear
 
 
 SIZES = [(4096, 4096), (28672, 4096), (1536, 896), (64, 256), (8192, 28672), (57344, 8192),

@@ -11,6 +11,7 @@ from quire.kernels.triton.gemm.int4_config import (
     Int4Config,
     block_rows,
     configs_of,
+    filling,
     fitting,
     group_rows,
 )
@@ -51,6 +52,8 @@ def byte_config(
     stages = 3 if m == 1 and split == 1 and parts == 2 else 2
     found = Int4Config(block_n, parts, stages, split, warps)
     memory = functools.partial(byte_memory, m, k, group, tables)
+    if not head_dim:
+        found = filling(found, m, n, k, num_sms, memory)
     return fitting(found, k, tiles * block_n * block_rows(m), memory)
 
 

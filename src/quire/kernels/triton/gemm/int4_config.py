@@ -87,14 +87,13 @@ def int4_config(
         rounds = {s: math.ceil(s * tiles / num_sms) * (steps / s + 2) for s in range(1, split + 1)}
         split = min(rounds, key=lambda s: rounds[s])
     many = (8 if few else 16) < m <= 32 and split > 1 and steps >= 8 * split
-    stages, registers = 3 if many else 2, None
-    if m == 1 and block_n == 32 and not codebook:
-        registers = 96  # ptxas takes 71: seven on a multiprocessor; with groups of 128 five
-    elif not codebook and m <= 16 and parts < 4:
-        is_small = split == parts == 1 and block_n == 64
-        registers = 128 if warps == 8 or is_small else None  # two programs, or four small ones
-    found = Int4Config(block_n, parts, stages, split, warps, registers)
+    found = Int4Config(block_n, parts, 3 if many else 2, split, warps)
     memory = partial(shared_memory, m, k, group, zeros=zeros)
+    if m <= 16 and not codebook:
+        both = tiles / num_sms, programs_that_fit(found, memory)
+        found = replace(found, registers=_registers(found, m, *both, group, zeros=zeros))
+    if not head_dim:
+        found = filling(found, m, n, k, num_sms, memory)
     return fitting(found, k, tiles * block_n * block_rows(m), memory)
 
 
@@ -118,6 +117,29 @@ def half_heads_config(
     return fitting(found, k, tiles * block_n * block_rows(m), memory)
 
 
+def filling(
+    config: Int4Config, m: int, n: int, k: int, num_sms: int, memory: Memory
+) -> Int4Config:  # fmt: skip
+    """The config with memory for no more than one round of its programs, by more stages.
+
+    Where there is room for more, a multiprocessor that the previous kernel leaves first gets more
+    than its share, and is the last to end. With 9 to 16 rows, for layers that are wide or long.
+    """
+    share = math.ceil(n / config.block_n) * config.split / num_sms
+    most = math.ceil(share)
+    if not 8 < m <= 16 or config.parts > 1 or n <= k < 2 * n:
+        return config
+    if share < 0.5 or most > 3:  # four are as many as there are registers for
+        return config
+    every = (replace(config, stages=stages) for stages in range(config.stages, 9))
+    return next((each for each in every if programs_that_fit(each, memory) <= most), config)
+
+
+def programs_that_fit(config: Int4Config, memory: Memory) -> int:
+    """Programs for which a multiprocessor has memory; CUDA takes 1 KiB for each."""
+    return int(SHARED_MEMORY // (memory(config=config) + 1024))
+
+
 def fitting(config: Int4Config, k: int, sums: int, memory: Memory) -> Int4Config | None:
     """The config, with as many parts of k as it takes for their scales to fit, or None.
 
@@ -130,6 +152,32 @@ def fitting(config: Int4Config, k: int, sums: int, memory: Memory) -> Int4Config
         if memory(config=found) <= SHARED_MEMORY:
             return found
     return None
+
+
+def _registers(
+    config: Int4Config, m: int, share: float, most: int, group: int, *, zeros: bool
+) -> int | None:  # fmt: skip
+    """The limit of registers of a thread, up to 16 rows; the others as `registers_of_one_row`."""
+    if m == 1 and config.block_n == 32:
+        return registers_of_one_row(share, most, group, zeros=zeros)
+    is_small = config.split == config.parts == 1 and config.block_n == 64
+    two = config.warps == 8 and config.parts < 4
+    return 128 if two or is_small else None  # two programs on a multiprocessor, or four small ones
+
+
+def registers_of_one_row(share: float, most: int, group: int, *, zeros: bool) -> int | None:
+    """The limit of registers with which rounds of tiles of 32 outputs are full.
+
+    share: programs for each multiprocessor; most: for how many it has shared memory. ptxas takes
+    112 without a limit, which four programs on a multiprocessor have; with 96 it takes 72 in small
+    groups, for seven, and else 92, for five; with 104 also 72 (with zeros 80; in Triton 3.9: 92).
+    """
+    if share <= 4:
+        return None
+    if group < 128:  # with 80 it takes 56
+        return 80 if group == 64 and not zeros and 7 < share <= 9 <= most else 96
+    fives, sevens = math.ceil(share / 5) * 5, math.ceil(share / 7) * 7
+    return 96 if fives < sevens and not zeros else 104
 
 
 def _runs_wide_at_once(
