@@ -63,6 +63,7 @@ def test_the_answer_is_openais(app: Starlette) -> None:
         ([[97, 98], [99]], [[97, 98], [99]]),
         ([[97, "bc"]], [[97, 98, 99]]),
         ({"prompt_string": "ab"}, [[97, 98]]),
+        ([{"text": "ab"}, "c"], [[97, 98], [99]]),
         (
             ["ab", [99], [97, "b"], {"content": [{"type": "text", "text": "c"}]}],
             [[97, 98], [99], [97, 98], [99]],

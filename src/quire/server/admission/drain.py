@@ -61,9 +61,10 @@ class Drain:
 
     async def run(self, grace: float) -> None:
         """Refuse new requests, wait for the running ones, and cut them after `grace` seconds."""
-        logger.info(
-            "shutting down: %d running requests have %g s to finish", self.num_running, grace
-        )
+        if self._running:
+            logger.info("shutting down: %g s to finish for requests: %d", grace, self.num_running)
+        else:
+            logger.info("shutting down: no request is running")
         self._deadline = time.monotonic() + grace
         await self._wait_idle(until_over=True)
         for _ in range(2):  # a second time for those whose clients do not read the error either

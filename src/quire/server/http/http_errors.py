@@ -39,8 +39,6 @@ ANTHROPIC_VERSION = "anthropic-version"  # the header that only its clients send
 _OLLAMA = "chat generate embed tags show ps version pull push copy create delete blobs"
 OLLAMA_PATHS = tuple([f"/api/{name}" for name in _OLLAMA.split()])
 _OLLAMA_ROOT, _DOUBLED = "/api/", "/api/v1"  # with unknown paths; the second is OpenAI's clients'
-# llama.cpp's own; /tokenize and /detokenize are vLLM's as well
-LLAMA_CPP_PATHS = ("/completion", "/apply-template", "/tokenize", "/detokenize")
 _SHARED_PATHS = "/v1/models"
 _ANTHROPIC_KINDS = {
     401: "authentication_error",

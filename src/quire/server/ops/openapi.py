@@ -36,7 +36,7 @@ _ERRORS = {
     409: "The model is being loaded; wait until it is there.",
     413: "The body is too large.",
     414: "The URL is too long.",
-    415: "The body is not JSON, or is compressed.",
+    415: "A browser's body is not JSON, or the body is compressed.",
     429: "The queue is full; see Retry-After.",
     431: "The headers are too long or too many.",
     500: "The engine failed this request.",

@@ -26,7 +26,7 @@ from quire.server.api.common.response_format import STRUCTURED_OUTPUT_RULES
 from quire.server.api.common.tool_definitions import ToolChoice, Tools, is_deeper
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import ShortText, TokenLimit
-from quire.server.http.field_names import Origins
+from quire.server.http.field_names import FieldNames, Origins
 from quire.server.http.openapi_entry import StructRules
 from quire.server.http.request_body import neutral_values, read_body
 from quire.server.parsing.template_variables import RESERVED_NAMES
@@ -84,12 +84,15 @@ CHAT_REFUSED: strict_json.NeutralValues = {
 }
 
 _decoder = msgspec.json.Decoder(ChatRequest)
+_NEWER_LIMIT = FieldNames({"max_tokens": "max_completion_tokens"})
 
 
 def parse(data: bytes) -> ChatRequest:
     """Decode a body. Raises InvalidRequestError."""
     request, _ = read_body(data, _decoder, CHAT_REFUSED)
     check_fields(request)
+    if request.max_tokens is None and request.max_completion_tokens is not None:
+        request.__dict__["sent_as"] = _NEWER_LIMIT.joined(request.sent_as)
     return request
 
 

@@ -34,25 +34,27 @@ class ContentText(Strict):
 class PromptObject(Strict):
     """A prompt as an object: its text, or its content as parts of a message have it.
 
-    multimodal_data: nothing, as models read only text.
+    text: as Jina's clients send it, prompt_string: as llama.cpp's do. multimodal_data: nothing, as
+    models read only text.
     """
 
+    text: str | None = None
     prompt_string: str | None = None
     content: Annotated[list[ContentText], _ONE_OR_MORE] | None = None
     multimodal_data: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
 
 
+_KINDS = {"text": "string", "prompt_string": "string", "content": "array"}  # one of these
 PROMPT_OBJECT_RULES = StructRules(
     struct=PromptObject,
-    variants=(
+    variants=tuple(
         {
-            "required": ["prompt_string"],
-            "properties": {"prompt_string": {"type": "string"}, "content": {"type": "null"}},
-        },
-        {
-            "required": ["content"],
-            "properties": {"prompt_string": {"type": "null"}, "content": {"type": "array"}},
-        },
+            "required": [name],
+            "properties": {
+                other: {"type": kind if other == name else "null"} for other, kind in _KINDS.items()
+            },
+        }
+        for name in _KINDS
     ),
 )
 
@@ -119,9 +121,10 @@ class PromptTypes:
         return encode(one)
 
     def _text(self, given: PromptObject) -> str:
-        if (given.prompt_string is None) == (given.content is None):
-            raise invalid_value(self._field, "an object must have prompt_string or content")
+        found = [each for each in (given.text, given.prompt_string) if each is not None]
         if given.content is not None:
-            return "".join(part.text for part in given.content)
-        assert given.prompt_string is not None
-        return given.prompt_string
+            found.append("".join(part.text for part in given.content))
+        if len(found) != 1:
+            problem = "an object must have text, prompt_string or content"
+            raise invalid_value(self._field, problem)
+        return found[0]

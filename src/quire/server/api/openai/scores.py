@@ -32,6 +32,7 @@ from quire.server.api.common.embedding_runner import (
 )
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
+from quire.server.api.common.prompt_types import ContentText
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.openai.embeddings_reply import EmbeddingUsage
 from quire.server.http.http_errors import send_complete
@@ -39,18 +40,23 @@ from quire.server.http.openapi_entry import PostEntry, StructRules
 from quire.server.http.request_body import neutral_values, read_body
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 
+_WITH_TEXT = {"anyOf": [{"required": [name]} for name in ("text", "content")]}
+Document = Annotated[dict[str, str | list[ContentText]], msgspec.Meta(extra_json_schema=_WITH_TEXT)]
+"""An object with its text, as Jina's and Cohere's clients send it, or with its parts, as vLLM's.
+
+Other fields are its client's own, which are not read and given back.
+"""
+Input = Text | Document
+Inputs = Input | Annotated[list[Input], msgspec.Meta(min_length=1, max_length=MAX_INPUTS)]
+
 
 class ScoreRequest(PoolingFields, kw_only=True, dict=True):
     """Body of /v1/score: queries and documents, or under their older names text_1 and text_2."""
 
-    queries: Text | Texts | None = None
-    documents: Text | Texts | None = None
-    text_1: Text | Texts | None = None
-    text_2: Text | Texts | None = None
-
-
-Document = Annotated[dict[str, str], msgspec.Meta(extra_json_schema={"required": ["text"]})]
-"""A text with fields of its client's own, which are not read and given back."""
+    queries: Inputs | None = None
+    documents: Inputs | None = None
+    text_1: Inputs | None = None
+    text_2: Inputs | None = None
 
 
 class RerankRequest(PoolingFields, kw_only=True, dict=True):
@@ -60,10 +66,8 @@ class RerankRequest(PoolingFields, kw_only=True, dict=True):
     documents under TEI's name, whose reply is a list; return_text: with texts.
     """
 
-    query: Text
-    documents: (
-        Annotated[list[Text | Document], msgspec.Meta(min_length=1, max_length=MAX_INPUTS)] | None
-    ) = None
+    query: Input
+    documents: Inputs | None = None
     rank_fields: list[Literal["text"]] | None = None
     texts: Texts | None = None
     top_n: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
@@ -149,7 +153,7 @@ def prepare_rerank(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
             request.note_no_effect(f"{name} has no effect: it goes with {needed}")
     model = models.find(request.model)
     yield
-    texts = {"query": [request.query], field: documents}
+    texts = {"query": [_text(request.query, "query")], field: documents}
     return (yield from _job("rerank", model, request, texts))
 
 
@@ -159,15 +163,17 @@ def _one_of(request: PoolingFields, name: str, other: str) -> tuple[str, list[st
     if len(given) != 1:
         raise one_of_two(name, other, is_missing=not given)
     field, found = given[0]
-    texts = [found] if isinstance(found, str) else found
-    return field, [_text(each, f"{field}[{index}]") for index, each in enumerate(texts)]
+    if not isinstance(found, list):
+        return field, [_text(found, field)]
+    return field, [_text(each, f"{field}[{index}]") for index, each in enumerate(found)]
 
 
-def _text(document: str | dict[str, str], where: str) -> str:
-    """The text of a document. where: its place in the body."""
-    if isinstance(document, str):
-        return document
-    if text := document.get("text"):
+def _text(given: Input, where: str) -> str:
+    """The text of an input; parts are joined by line ends. where: its place in the body."""
+    if isinstance(given, str):
+        return given
+    found = given.get("text") or given.get("content") or ""
+    if text := found if isinstance(found, str) else "\n".join(part.text for part in found):
         return text
     problem = "it has no text; send a text, or an object with its text as text"
     raise invalid_value(where, problem)
@@ -226,11 +232,11 @@ def _rerank_reply(
             TextScore(index=index, score=scores[index], text=texts[index] if texts else None)
             for index in order
         ]
-    documents = asked.documents if asked.return_documents is not False else None
+    documents = asked.documents if isinstance(asked.documents, list) else [asked.documents]
     results = [
         RerankResult(
             index=index,
-            document=None if documents is None else _shown(documents[index]),
+            document=None if asked.return_documents is False else _shown(documents[index]),
             relevance_score=scores[index],
         )
         for index in order
@@ -240,13 +246,17 @@ def _rerank_reply(
     )
 
 
-def _shown(document: str | dict[str, str]) -> dict[str, str]:
-    return {"text": document} if isinstance(document, str) else document
+def _shown(document: Input) -> Document:
+    """A document in the reply; one of parts has its text."""
+    if isinstance(document, dict) and "text" in document:
+        return document
+    return {"text": _text(document, "documents")}
 
 
 _RULES = (
     route_rules.MODEL,
     route_rules.PRIORITY,
+    "An object has its text, which is not empty, as `text`, or as text or text parts in `content`.",
     "Each text has at least one token and fits the model's context and the KV cache.",
 )
 
@@ -281,7 +291,6 @@ def _rerank_route(path: str) -> GenerationRoute[ScoreJob]:
         summary="Documents by how alike they are to a query.",
         rules=(
             *_RULES,
-            "A document that is an object has its text, which is not empty, as `text`.",
             "With `texts` for `documents` the reply is TEI's list of indices and scores.",
         ),
         example={"query": "red shoes", "documents": ["crimson boots", "a blue bag"], "top_n": 1},
