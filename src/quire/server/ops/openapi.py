@@ -66,7 +66,7 @@ _MODEL = {
     "description": "The name of a model; without it, the first.",
 }
 
-_OPENAPI_ENTRY = OpenApiEntry(path="/openapi.json", summary="This document.")
+_OPENAPI_ENTRY = OpenApiEntry("/openapi.json", "This document.")
 
 
 def with_openapi(routes: Sequence[ApiRoute], root_path: str = "") -> list[ApiRoute]:
@@ -103,7 +103,6 @@ def document(routes: Iterable[BaseRoute]) -> dict[str, Any]:
     schemas = Schemas(
         bodies=[entry.body for entry in entries if entry.body is not None],
         others=[*replies, ErrorChunk, AnthropicError, PlainError],
-        rules=[rules for entry in entries for rules in entry.struct_rules],
     )
     paths: dict[str, dict[str, Any]] = {}
     for entry in entries:

@@ -1,6 +1,7 @@
-"""PromptTypes: the types of a field's prompts where llama.cpp's types are taken.
+"""EncodingFields: the fields of requests that say how their texts become token ids; PromptTypes.
 
-A prompt is a text, token ids, both mixed, or an object with a text; a field has one or a list.
+PromptTypes are the types of a field's prompts where llama.cpp's types are taken. A prompt is a
+text, token ids, both mixed, or an object with a text; a field has one or a list.
 """
 
 from __future__ import annotations
@@ -12,16 +13,37 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from quire.engine.frontend.async_engine import AsyncEngine
-from quire.engine.frontend.prompt_encoding import Prompt, ids_of_parts
+from quire.engine.frontend.prompt_encoding import Encoding, Prompt, ids_of_parts
 from quire.errors import invalid_value
 from quire.server.api.common.micro_batch import Stages
-from quire.server.http import strict_json
+from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import Int32, TokenId
-from quire.server.http.openapi_entry import StructRules
+from quire.server.http.request_body import RequestBody
 from quire.server.http.strict_json import Strict
 
 EncodeParts = Callable[[Sequence[int | str]], list[int]]  # texts between token ids
 _ONE_OR_MORE = msgspec.Meta(min_length=1)
+
+
+class EncodingFields(RequestBody, kw_only=True, dict=True):
+    """Fields of a body that say how its prompts are encoded.
+
+    truncate_prompt_tokens: keep this many of the prompt's tokens; -1: as many as fit.
+    truncation_side: which tokens are cut: left (the default), those at the begin; right, those at
+    the end. add_special_tokens: those of tokenizer.json.
+    """
+
+    truncate_prompt_tokens: field_bounds.PromptLength | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
+
+    @property
+    def encoding(self) -> Encoding:
+        """The options for encoding the prompt. Raises InvalidRequestError."""
+        if self.truncate_prompt_tokens == 0:
+            raise invalid_value("truncate_prompt_tokens", "must be an integer >= 1, or -1, not 0")
+        is_right = self.truncation_side == "right"
+        return Encoding(self.truncate_prompt_tokens, self.add_special_tokens, is_right)
 
 
 class ContentText(Strict):
@@ -31,6 +53,9 @@ class ContentText(Strict):
     text: str
 
 
+_KINDS = {"text": "string", "prompt_string": "string", "content": "array"}  # one of these
+
+
 class PromptObject(Strict):
     """A prompt as an object: its text, or its content as parts of a message have it.
 
@@ -38,16 +63,7 @@ class PromptObject(Strict):
     models read only text.
     """
 
-    text: str | None = None
-    prompt_string: str | None = None
-    content: Annotated[list[ContentText], _ONE_OR_MORE] | None = None
-    multimodal_data: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
-
-
-_KINDS = {"text": "string", "prompt_string": "string", "content": "array"}  # one of these
-PROMPT_OBJECT_RULES = StructRules(
-    struct=PromptObject,
-    variants=tuple(
+    variants = tuple(
         {
             "required": [name],
             "properties": {
@@ -55,8 +71,11 @@ PROMPT_OBJECT_RULES = StructRules(
             },
         }
         for name in _KINDS
-    ),
-)
+    )
+    text: str | None = None
+    prompt_string: str | None = None
+    content: Annotated[list[ContentText], _ONE_OR_MORE] | None = None
+    multimodal_data: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
 
 
 def parts_encoder(engine: AsyncEngine, special: bool | None) -> EncodeParts:
