@@ -52,7 +52,7 @@ RULES = {
     "variables": r"^chat_template_kwargs",
     "dimensions": r"^dimensions",
     "pairs": r"^(queries|documents|text_[12]): (it is missing|must be (sent|1 text))",
-    "documents": r"^documents\[\d+\]: it has no text",
+    "objects": r"^(quer(y|ies)|documents|text_[12])(\[\d+\])?: it has no text",
     "texts": r"U\+FDD0",
     "durations": r"^keep_alive: must be a number of seconds, or a duration",
     "homes": r"^\w+: unknown field; send \w+\.",

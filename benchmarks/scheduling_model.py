@@ -123,7 +123,7 @@ class Machine(ABC):
         number = len(self.sent)
         self.sent.setdefault(name, self.now)
         message = AddRequest(request_id=name, prompt_token_ids=prompt_token_ids, sampling=sampling)
-        request = Request(message, arrival=number, max_model_len=MAX_LEN, queued=self.now)
+        request = Request(message, arrival_number=number, max_model_len=MAX_LEN, queued=self.now)
         self.scheduler.add(request)
 
     def step(self, host: float = 0.0) -> bool:

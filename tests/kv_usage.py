@@ -1,8 +1,14 @@
-"""How much of the KV cache running requests use: for checks of the waste of having blocks."""
+"""What running requests hold of the KV cache: for checks of sharing, and of the waste of blocks."""
 
 from __future__ import annotations
 
+from quire.core.request import Request
 from quire.kvcache.kv_cache_manager import KVCacheManager
+
+
+def block_table(kv: KVCacheManager, request: Request) -> list[int]:
+    """The blocks that hold tokens 0, 1, .. of a running request."""
+    return kv._tables[request.request_id].block_ids
 
 
 def num_allocated_slots(kv: KVCacheManager) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
 from quire.compat.no_effect_warnings import warn_no_effect
-from quire.compat.own_options import own_options
+from quire.compat.own_options import OPTION_SCOPES, names_as_given, own_options
 from quire.errors import ConfigError
 from quire.options import (
     COUNT,
@@ -356,14 +356,15 @@ class EngineConfig:
         """
         known = {option.name: (section, option) for section, option in iter_options()}
         groups: dict[str, dict[str, Any]] = {}
-        own, notices = own_options(options, known, ("engine", "server"))
+        own, notices = own_options(options, known, OPTION_SCOPES)
         warn_no_effect(notices)
-        for name, value in own.items():
-            if name not in known:
-                raise ConfigError(unknown_setting(name, known))
-            section, option = known[name]
-            groups.setdefault(section, {})[name] = option.checked(value)
-        return cls(**{s: _SECTIONS[s](**groups.get(s, {})) for s in _SECTIONS})
+        with names_as_given(options, OPTION_SCOPES):
+            for name, value in own.items():
+                if name not in known:
+                    raise ConfigError(unknown_setting(name, known))
+                section, option = known[name]
+                groups.setdefault(section, {})[name] = option.checked(value)
+            return cls(**{s: _SECTIONS[s](**groups.get(s, {})) for s in _SECTIONS})
 
 
 def unknown_setting(name: str, known: Collection[str]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 import numpy as np
 
 from quire.compat.missing_names import ModelOwner
+from quire.compat.own_options import OPTION_SCOPES, names_as_given
 from quire.config import EngineConfig
 from quire.core.messages import EngineStats
 from quire.core.pooling_params import Pooling, PoolingParams
@@ -61,10 +62,11 @@ class LLM(ModelOwner):
         self, model: str | os.PathLike[str] | None = None, **options: Unpack[LLMArguments]
     ) -> None:
         named = {} if model is None else {"model": model}
-        config = EngineConfig.from_options(**named, **options)
-        check_files(config)  # before the model is loaded
-        self.tokenizer = load_tokenizer(config)
-        self._engine = OfflineEngine(config, self.tokenizer)
+        with names_as_given(options, OPTION_SCOPES):
+            config = EngineConfig.from_options(**named, **options)
+            check_files(config)  # before the model is loaded
+            self.tokenizer = load_tokenizer(config)
+            self._engine = OfflineEngine(config, self.tokenizer)
         self._with_template = lru_cache(8)(self.tokenizer.with_chat_template)
 
     @classmethod

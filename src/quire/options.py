@@ -26,6 +26,16 @@ _MOST_PLAIN = 65535  # numbers up to which no unit is of use, as ports
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
+# as messages name settings: with an underscore, or at their beginning, or with a value
+SETTING = re.compile(
+    r"(?<!\w)'[^' ]*[;,][^' ]*'"  # a value of several, which stays
+    r"|(?<![\w'\"$./-])"
+    r"(?:[a-z]+(?:_[a-z]+)+"
+    r"|(?:(?<=\A)[a-z]+(?=: | is | must be | does nothing | '[^']*' is not supported))"
+    r"|[a-z]+(?=='))(?![\w/.-])"
+    r"(?:='(?P<value>[\w.-]+)')?"
+)
+
 Range = tuple[float, float]
 
 _MISSPELT = 0.75  # names that are less alike mean different things, as ctx_size and block_size do

@@ -204,9 +204,7 @@ def test_variables_of_the_template_have_the_names_of_other_engines(
     assert llm[1] == {"enable_thinking": False}
     assert llm[2][0] == [[{"role": "user", "content": "hi"}]]
     assert main(["generate", "-p", "hi", "--chat-template-kwargs", "{"]) == 2
-    assert (
-        "--default-chat-template-kwargs must be a JSON object, such as" in capsys.readouterr().err
-    )
+    assert "error: --chat-template-kwargs must be a JSON object, such as" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "times"), [([], 1), (["-cnv"], 0)])

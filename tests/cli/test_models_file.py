@@ -205,6 +205,12 @@ def test_a_file(tmp_path: Path) -> None:
             3,
             r"models\[0\]: num-blocks and kv-cache-memory-bytes both set the KV",
         ),
+        ("ctx-size: many\n", 1, "ctx-size must be an integer"),
+        (
+            "models:\n- model: a\n  num_batch: 2\n- model: b\n  max_num_batched_tokens: 2\n",
+            3,
+            r"models\[0\]: num_batch \(2\) is below max_num_seqs .*; raise num_batch",
+        ),
         ("speculative-config: {a: 1}\n", 1, "speculative-config .* is not supported"),
         ("override_generation_config: {a: 1, a: 2}\n", 1, "config has a name twice; write plain"),
         ("models:\n  - quire-tiny\n", 2, r"models\[0\] must have fields"),
@@ -226,7 +232,7 @@ def test_a_file(tmp_path: Path) -> None:
         (
             "models:\n  - model: a\n    alias: b\n    name: c\n",
             4,
-            r"models\[0\]: name and served_model_name both set its name; use one of them",
+            r"models\[0\]: name and alias both set its name; use one of them",
         ),
         ("models:\n  - model: a\n\n    load: later\n", 4, "load must be one of at_start"),
         ("models:\n  - model: a\n    model: b\n", 3, "model is set twice"),

@@ -14,6 +14,7 @@ import pytest
 from quire.cli import chat, foreign_options, generate, serve
 from quire.cli.dotted_options import with_joined_members
 from quire.compat import name_homes
+from quire.compat.names_table import NAMES
 from quire.errors import ConfigError
 
 # how many options each list has at least, and the commands that its options are given to
@@ -92,6 +93,36 @@ def test_a_reasoning_format_is_a_parser_or_none(value: str) -> None:
     assert getattr(args, "reasoning_parser", "auto") == ("none" if value == "none" else "auto")
     with pytest.raises(ConfigError, match=r"deepseek-legacy' is not supported: .*; use auto or"):
         serve.make_parser().parse(["m", "--reasoning-format=deepseek-legacy"])
+
+
+@pytest.mark.parametrize("words", ["-c 9 -np 1", "-c 9 -np 4 -kvu", "--max-model-len 9 -np 4"])
+def test_a_context_that_is_not_divided_needs_no_note(words: str) -> None:
+    actions = serve.make_parser()._option_string_actions
+    assert not foreign_options.own_argv(words.split(), actions, takes_model=True)[1]
+
+
+def test_errors_name_options_as_they_were_given() -> None:
+    parser = serve.make_parser()
+    actions = parser._option_string_actions
+    rows = [row for scope in ("engine", "server") for row in NAMES[scope]]
+    own = {f: f"--{r.same_as}".replace("_", "-") for r in rows for f in foreign_options.flags_of(r)
+           if r.same_as and r.others and r.arity == "value"}  # fmt: skip
+    own |= {"--max_model_len": "--max-model-len", **foreign_options.OWN_FLAGS}
+    given = {flag: option for flag, option in own.items() if option in actions}
+    assert len(given) > 50
+    for flag, option in given.items():
+        name = option.lstrip("-").replace("-", "_")
+        for argv in ([flag, "7"], [f"{flag}=7"]):
+            text = parser.in_flags(f"{name} is 7; lower {option}", argv)
+            assert text == f"{flag} is 7; lower {flag}"
+
+
+@pytest.mark.parametrize("words", ["-ctk q8_0", "-ngl 0", "--no-enable-chunked-prefill", "-c 0"])
+def test_errors_about_other_values_than_the_given_ones_name_own_options(words: str) -> None:
+    found = serve.make_parser().in_flags(
+        "kv_cache_dtype device='cpu' enable_chunked_prefill max_model_len", words.split()
+    )
+    assert found == "--kv-cache-dtype --device cpu --enable-chunked-prefill --max-model-len"
 
 
 def test_a_key_may_follow_another() -> None:

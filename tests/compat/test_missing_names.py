@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import quire
-from quire.compat.method_names import METHODS, what_to_use
+from quire.compat.method_names import _OF_CLASS, METHODS, what_to_use
 from quire.compat.missing_names import ForeignMethods
 from quire.core.request_output import CompletionOutput, RequestOutput, RequestTimes
 from quire.errors import ConfigError
@@ -85,6 +85,11 @@ def test_copies_and_pickles_see_what_they_always_see() -> None:
 def test_each_method_of_vllms_class_is_there_or_known(cls: type, names: str) -> None:
     for name in names.split():
         assert hasattr(cls, name) or what_to_use([cls.__name__], name), name
+
+
+@pytest.mark.parametrize("cls", [quire.LLMEngine, quire.AsyncLLM])
+def test_nothing_inherited_hides_the_advice_of_a_class(cls: type) -> None:
+    assert [name for name in _OF_CLASS[cls.__name__] if name in dir(cls)] == []
 
 
 def test_params_say_what_to_use() -> None:

@@ -25,6 +25,7 @@ from quire.config import STORED_METHODS, EngineConfig, iter_options
 from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ConfigError, InvalidRequestError, NoEffectWarning
+from quire.llm import LLM
 from quire.models.checkpoint_formats.config_readers import READERS
 from quire.options import options_of
 from quire.server.settings import ServerSettings
@@ -216,6 +217,15 @@ def test_messages_name_what_exists() -> None:
             assert word in known, f"{row.name}: {word}"
 
 
+@pytest.mark.parametrize("given", [99999, -4, "many"])  # the first is found by the start
+def test_errors_name_settings_and_params_as_they_were_given(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^n_ctx .*\d"):
+        LLM("quire-tiny", n_ctx=given)
+    with pytest.raises(InvalidRequestError, match=r"^max_new_tokens: must be") as caught:
+        SamplingParams(max_new_tokens=-4)
+    assert caught.value.param == "max_new_tokens"
+
+
 def test_serve_takes_command_lines_of_other_engines(capsys: pytest.CaptureFixture[str]) -> None:
     parser = serve.make_parser()
     args = parser.parse(
@@ -232,8 +242,9 @@ def test_serve_takes_command_lines_of_other_engines(capsys: pytest.CaptureFixtur
     assert vars(args) == vars(plain)
     notes = capsys.readouterr().err.splitlines()
     assert [line.split()[:2] for line in notes] == [
-        ["note:", flag] for flag in ("-ngl", "-fa", "--no-mmap", "-O3")
+        ["note:", flag] for flag in ("-ngl", "-fa", "--no-mmap", "-O3", "-c")
     ]
+    assert notes[-1].endswith("-c 4096 is for each request; llama.cpp divides it by -np 4")
     args = parser.parse(
         shlex.split(
             "x --tensor-parallel-size=1 --max_model_len 8K --dtype half --quantization None "

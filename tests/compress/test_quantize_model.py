@@ -397,3 +397,12 @@ def test_settings_that_leave_no_layer_are_refused(
     with pytest.raises(ConfigError, match=message):
         quantize(base, tmp_path / "out", recipe)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("rotate", [False, True])
+def test_a_data_type_that_no_model_runs_in_is_refused(tmp_path: Path, rotate: bool) -> None:
+    write_model(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "float64"}))
+    with pytest.raises(CheckpointError, match="dtype is 'float64'; set dtype to one of"):
+        quantize(tmp_path, tmp_path / "out", Recipe(method="rtn", rotate=rotate))

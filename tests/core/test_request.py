@@ -22,7 +22,7 @@ def make_request(prompt: list[int], max_model_len: int = 100, **sampling: Any) -
         priority=3,
         cache_salt="salt",
     )
-    return Request(message, arrival=7, max_model_len=max_model_len)
+    return Request(message, arrival_number=7, max_model_len=max_model_len)
 
 
 # ---------------------------------------------------------------------- birth and lengths
@@ -33,14 +33,14 @@ def test_a_request_starts_with_its_prompt_and_nothing_computed() -> None:
     assert request.status is RequestStatus.WAITING
     assert (request.num_tokens, request.num_prompt_tokens, request.num_output_tokens) == (3, 3, 0)
     assert request.num_uncomputed_tokens == 3
-    assert (request.arrival, request.priority, request.cache_salt) == (7, 3, "salt")
+    assert (request.arrival_number, request.priority, request.cache_salt) == (7, 3, "salt")
     assert not request.is_finished
     request.check_lengths()
 
 
 def test_the_message_is_not_changed_by_what_happens_to_the_request() -> None:
     message = AddRequest(request_id="r", prompt_token_ids=[1], sampling=SamplingParams())
-    Request(message, arrival=0, max_model_len=10).append(2)
+    Request(message, arrival_number=0, max_model_len=10).append(2)
     assert message.prompt_token_ids == [1]
 
 
@@ -53,7 +53,7 @@ def test_an_answer_started_elsewhere_counts_as_an_answer() -> None:
         output_token_ids=[4],
         num_prompt_logprobs=1,
     )
-    request = Request(message, arrival=0, max_model_len=100)
+    request = Request(message, arrival_number=0, max_model_len=100)
     assert (request.num_tokens, request.num_prompt_tokens, request.num_output_tokens) == (3, 2, 1)
     assert (request.max_total_tokens, request.num_prompt_logprobs) == (5, 1)
     assert ends(request, [EOS, EOS]) == [None, FinishReason.STOP]

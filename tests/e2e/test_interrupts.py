@@ -47,7 +47,10 @@ FOLDERS = tuple(
 # where prompts and grammars are prepared: before a step
 PREPARING = (
     *(f"{Path(quire.__file__).parent}/{folder}/" for folder in ("grammar", "tokenizer")),
-    *(f"{FOLDERS[1]}{name}" for name in ("offline_engine", "input_processor", "llm_engine")),
+    *(
+        f"{FOLDERS[1]}{name}"
+        for name in ("loaded_model", "offline_engine", "input_processor", "llm_engine")
+    ),
     *(str(module.__file__) for module in (queue, threading)),
 )
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, LLMEngine, SamplingParams
+from quire.core.messages import AbortRequests
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import RequestOutputKind
 from quire.errors import EngineError, InvalidRequestError
@@ -195,6 +196,36 @@ def test_an_error_within_a_step_ends_all_and_breaks_nothing(
     assert run(engine)["a"][-1].outputs[0].text == texts[0]
 
 
+def test_an_error_within_another_call_ends_all_and_breaks_nothing(
+    engine: LLMEngine, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert engine._engine is not None
+    handle, twice = engine._engine._core.handle, SamplingParams(n=2)
+
+    def fail_second(message: object) -> None:
+        if getattr(message, "request_id", "").endswith("/1"):
+            raise MemoryError
+        handle(message)  # type: ignore[arg-type]
+
+    def fail_abort(message: object) -> None:
+        if isinstance(message, AbortRequests):
+            raise MemoryError
+        handle(message)  # type: ignore[arg-type]
+
+    for fail, call in (
+        (fail_second, lambda: engine.add_request("b", PROMPTS[1], twice)),
+        (fail_abort, lambda: engine.abort_request("a")),
+    ):
+        engine.add_request("a", PROMPTS[0], PARAMS)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._engine._core, "handle", fail)
+            with pytest.raises(MemoryError):
+                call()
+        assert not engine.has_unfinished_requests()
+        engine.add_request("a", PROMPTS[0], PARAMS)
+        assert run(engine)["a"][-1].outputs[0].text == texts[0]
+
+
 def test_asleep_and_awake(engine: LLMEngine, texts: list[str]) -> None:
     engine.add_request("a", PROMPTS[0], PARAMS)
     engine.sleep()
@@ -229,6 +260,28 @@ def test_streams_at_a_time(texts: list[str]) -> None:
             [item async for item in left]
         with pytest.raises(EngineError, match="was shut down; make another one"):
             await last(llm, 0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_shutdown_ends_streams_that_run_and_that_wait(elsewhere: bool) -> None:
+    async def main() -> None:
+        asyncio.get_running_loop().set_debug(True)  # refuses calls from other threads
+        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**vars(ARGS) | {"max_num_seqs": 1}))
+        long = SamplingParams(max_tokens=200, ignore_eos=True)
+        runs, waits = (llm.generate(PROMPTS[0], long, name) for name in ("runs", "waits"))
+        await anext(runs)
+        waiting = asyncio.create_task(anext(waits))
+        await asyncio.sleep(0.01)
+        if elsewhere:
+            await asyncio.to_thread(llm.shutdown)
+        else:
+            llm.shutdown()
+        with pytest.raises(EngineError, match="was shut down"):
+            await asyncio.wait_for(waiting, 60)
+        with pytest.raises(EngineError, match="was shut down"):
+            [item async for item in runs]
 
     asyncio.run(main())
 

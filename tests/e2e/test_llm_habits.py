@@ -26,7 +26,7 @@ from quire.core.reasoning_marks import ReasoningMarks
 from quire.core.structured_outputs import StructuredOutputs
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.core.engine_info import EngineInfo
-from quire.engine.frontend import offline_engine
+from quire.engine.frontend import loaded_model
 from quire.engine.frontend.llm_engine import LLMEngine
 from quire.engine.startup.start_engine import start_engine
 from quire.errors import (
@@ -297,7 +297,7 @@ def test_requests_are_checked_by_the_limits_of_the_engine_that_woke_up(
             core, info = start_engine(config)
             return core, replace(info, limits=replace(info.limits, max_model_len=8))
 
-        monkeypatch.setattr(offline_engine, "start_engine", start_smaller)
+        monkeypatch.setattr(loaded_model, "start_engine", start_smaller)
         llm.wake_up()
         with pytest.raises(ContextLengthError):
             llm.generate("A list is " * 9, GREEDY, use_tqdm=False)
@@ -312,7 +312,7 @@ def test_an_interrupted_close_has_closed(monkeypatch: pytest.MonkeyPatch) -> Non
         raise KeyboardInterrupt
 
     llm = LLM(dtype="float32", threads=1, num_blocks=64)
-    monkeypatch.setattr(offline_engine, "_free_memory", interrupt)
+    monkeypatch.setattr(loaded_model, "_free_memory", interrupt)
     with pytest.raises(KeyboardInterrupt):
         llm.close()
     with pytest.raises(ConfigError, match="closed"):

@@ -281,14 +281,6 @@ def test_a_compile_error_of_a_grammar_reaches_its_caller_from_the_core(tiny_mode
     assert deltas["good"][-1].finish_reason == "stop"
 
 
-def test_two_requests_of_one_name(tiny_model: Path) -> None:
-    core = engine(tiny_model, num_blocks=200)
-    add(core, "twice", GRAMMARS[1])
-    add(core, "twice", GRAMMARS[1])
-    reasons = [delta.finish_reason for delta in run(core)["twice"] if delta.finish_reason]
-    assert reasons == ["error", "stop"]
-
-
 def test_every_field_of_a_structured_output_request_is_a_sampling_param() -> None:
     assert {"response_format", "structured_outputs"} <= set(ChatRequest.__struct_fields__)
 

@@ -67,8 +67,8 @@ MESSAGES: list[ControlMessage] = [
     CONDITION,
     LoadModel(name="m"),
     UnloadModel(name="m", grace=1.0),
-    ReleaseModel(name="m", grace=1.0),
-    ModelReleased(name="m", agreed=True),
+    ReleaseModel(name="m", number=3, grace=1.0),
+    ModelReleased(name="m", number=3, agreed=True),
 ]
 WHOLE = [msgspec.msgpack.encode(message) for message in MESSAGES]
 LENGTHS = st.integers(0, 300) | st.just(MAX_CONTROL_BYTES) | st.integers(0, 2**32 - 1)

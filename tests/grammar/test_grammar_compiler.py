@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import gc
 import json
 import random
 import re
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -372,6 +374,16 @@ def test_a_token_that_does_not_fit_ends_it(
     assert allowed_ids(matcher) == []
     assert not matcher.is_terminated
     assert not matcher.is_accepting
+
+
+def test_a_vocabulary_goes_with_its_compiler(byte_tokenizer: Tokenizer) -> None:
+    made = [Vocabulary(byte_tokenizer, byte_tokenizer.vocab_size, [1])]
+    compiler, held = GrammarCompiler(made.pop), weakref.ref(made[0])
+    matcher = compiler.matcher(StructuredOutputs(choice=["yes"]))
+    assert allowed_ids(matcher)
+    del compiler, matcher
+    gc.collect()
+    assert held() is None
 
 
 def test_end_tokens_are_no_text_and_a_model_may_have_none(byte_tokenizer: Tokenizer) -> None:

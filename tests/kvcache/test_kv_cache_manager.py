@@ -6,7 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from kv_usage import num_allocated_slots, num_stored_tokens
+from kv_usage import block_table, num_allocated_slots, num_stored_tokens
 
 from quire.core.messages import AddRequest
 from quire.core.request import Request
@@ -32,7 +32,7 @@ def make_request(
     message = AddRequest(
         request_id=request_id, prompt_token_ids=prompt, sampling=sampling, cache_salt=salt
     )
-    return Request(message, arrival=0, max_model_len=1000)
+    return Request(message, arrival_number=0, max_model_len=1000)
 
 
 def start(kv: KVCacheManager, request: Request) -> list[int]:
@@ -57,16 +57,16 @@ def test_equal_prefixes_share_their_full_blocks() -> None:
     kv = make_manager()
     first, second = make_request("a", PROMPT), make_request("b", [*PROMPT[:8], 1, 2, 3, 4, 5])
     assert compute(kv, first) == []
-    assert compute(kv, second) == kv.block_table(first)[:2]
-    assert kv.block_table(second)[:2] == kv.block_table(first)[:2]
-    assert set(kv.block_table(second)[2:]).isdisjoint(kv.block_table(first))
+    assert compute(kv, second) == block_table(kv, first)[:2]
+    assert block_table(kv, second)[:2] == block_table(kv, first)[:2]
+    assert set(block_table(kv, second)[2:]).isdisjoint(block_table(kv, first))
 
 
 def test_a_prefix_is_found_after_its_request_has_left() -> None:
     kv = make_manager()
     first = make_request("a", PROMPT)
     compute(kv, first)
-    blocks = kv.block_table(first).copy()
+    blocks = block_table(kv, first).copy()
     kv.free(first)
     assert compute(kv, make_request("b", PROMPT)) == blocks[:2]
 
@@ -118,7 +118,7 @@ def test_hashes_grow_with_the_known_tokens() -> None:
     assert request.block_hashes[:2] == before
     assert len(request.block_hashes) == 3
     longer = make_request("b", [*PROMPT, 1, 2, 3])
-    assert kv.get_computed_blocks(longer) == kv.block_table(request)
+    assert kv.get_computed_blocks(longer) == block_table(kv, request)
 
 
 def test_nothing_is_found_before_its_step_succeeded() -> None:
@@ -127,7 +127,7 @@ def test_nothing_is_found_before_its_step_succeeded() -> None:
     start(kv, first)
     assert kv.get_computed_blocks(second) == []
     kv.cache_blocks(first, 7)  # the second block lacks a token
-    assert kv.get_computed_blocks(second) == kv.block_table(first)[:1]
+    assert kv.get_computed_blocks(second) == block_table(kv, first)[:1]
 
 
 def test_prompt_logprobs_need_every_position_computed() -> None:
@@ -157,7 +157,7 @@ def test_blocks_are_taken_on_demand() -> None:
     assert kv.allocate_slots(request, 1) == []
     assert len(kv.allocate_slots(request, 2) or ()) == 1
     assert kv.num_missing_blocks(request) == 1
-    assert len(kv.block_table(request)) == 2
+    assert len(block_table(kv, request)) == 2
 
 
 def test_when_blocks_are_short_nothing_changes() -> None:
@@ -174,9 +174,9 @@ def test_when_blocks_are_short_nothing_changes() -> None:
     assert kv.admit(second, hits, 10) is not None
     request = second
     request.num_computed_tokens = 12
-    table = kv.block_table(request).copy()
+    table = block_table(kv, request).copy()
     assert kv.allocate_slots(request, 1) is None
-    assert kv.block_table(request) == table
+    assert block_table(kv, request) == table
 
 
 def test_tails_are_evicted_before_heads() -> None:
@@ -421,7 +421,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def write(self, request: Request, begin: int) -> None:
         """Token `begin` and those after it, as far as computed."""
-        table = self.kv.block_table(request)
+        table = block_table(self.kv, request)
         for index in range(begin // SIZE, -(-request.num_computed_tokens // SIZE)):
             tokens = request.token_ids[: min((index + 1) * SIZE, request.num_computed_tokens)]
             self.content[table[index]] = (request.cache_salt, tokens)
@@ -454,7 +454,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @invariant()
     def blocks_are_held_by_those_who_run(self) -> None:
         self.kv.pool.check()
-        refs = Counter(b for r in self.running.values() for b in self.kv.block_table(r))
+        refs = Counter(b for r in self.running.values() for b in block_table(self.kv, r))
         blocks = range(self.kv.pool.num_blocks)
         assert [self.kv.pool._ref_counts[b] for b in blocks] == [refs[b] for b in blocks]
         assert num_stored_tokens(self.kv) <= num_allocated_slots(self.kv)
@@ -464,7 +464,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @invariant()
     def tables_hold_what_their_requests_wrote(self) -> None:
         for request in self.running.values():
-            for index, block in enumerate(self.kv.block_table(request)):
+            for index, block in enumerate(block_table(self.kv, request)):
                 end = min((index + 1) * SIZE, request.num_computed_tokens)
                 assert self.content[block] == (request.cache_salt, request.token_ids[:end])
 

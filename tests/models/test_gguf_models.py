@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from quire.errors import CheckpointError
 from quire.gguf import gguf_folder
 from quire.gguf.gguf_config import model_settings
 from quire.gguf.gguf_header import read_gguf_header
+from quire.locked_folder import remove_left_folders
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.checkpoints.gguf_checkpoint import GgufCheckpoint
@@ -197,7 +200,6 @@ def test_sizes_may_be_listed_for_each_layer(tmp_path: Path) -> None:
         (llama(llama__attention__head_count_kv=[0, 0]), "head_count_kv is 0, no integer from 1"),
         (llama(llama__attention__head_count=[]), "head_count differs between layers"),
         (llama(llama__attention__value_length=8), "value_length is 8, not 32 as of keys"),
-        (llama(llama__rope__dimension_count=16), "is 16, but this architecture rotates all 32 dim"),
         (llama(llama__context_length="long"), "context_length is 'long', no integer"),
         (llama(llama__rope__scaling__type="mystery"), "type is 'mystery' here, which is not"),
         ({}, "general.architecture is missing"),
@@ -213,10 +215,19 @@ def test_models_that_are_not_supported_are_refused(
         hub.resolve_model(str(file))
 
 
-def test_errors_in_a_models_config_name_the_file_it_was_made_of(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("metadata", "text"),
+    [
+        (llama(llama__attention__head_count=7), "num_key_value_heads is 2, which "),
+        (llama(llama__rope__dimension_count=16), "partial_rotary_factor rotates 16 of 32 dim"),
+    ],
+)
+def test_errors_in_a_models_config_name_the_file_it_was_made_of(
+    metadata: dict[str, Any], text: str, tmp_path: Path
+) -> None:
     file, table = tmp_path / "a.gguf", {"token_embd.weight": ("F16", (64, 256))}
-    file.write_bytes(header_bytes(llama(llama__attention__head_count=7), table) + bytes(64 * 512))
-    with pytest.raises(CheckpointError, match=r"/a\.gguf: num_key_value_heads is 2, which "):
+    file.write_bytes(header_bytes(metadata, table) + bytes(64 * 512))
+    with pytest.raises(CheckpointError, match=f"/a\\.gguf: {text}"):
         ModelConfig.from_folder(hub.resolve_model(str(file)))
 
 
@@ -304,8 +315,16 @@ def test_without_a_cache_config_files_are_in_a_temporary_folder(
         hub.resolve_model(str(file))
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    killed = "import os, sys; from quire import hub; hub.resolve_model(sys.argv[1]); os.kill(0, 9)"
+    command = [sys.executable, "-c", killed, str(file)]
+    environment = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
+    subprocess.run(command, env=environment, check=False, start_new_session=True)
+    (left,) = (tmp_path / "temporary").iterdir()
     folder = hub.resolve_model(str(file))
     assert folder.parent == tmp_path / "temporary"
+    assert not left.exists()
+    remove_left_folders("quire-gguf-", folder.parent)
+    assert folder.exists(), "another process leaves it"
     assert (folder / "model.gguf").resolve() == file
     assert hub.resolve_model(str(file)) == folder, "one for all that reads it"
     (record,) = caplog.records

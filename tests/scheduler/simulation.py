@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from kv_usage import num_allocated_slots, num_stored_tokens
+from kv_usage import block_table, num_allocated_slots, num_stored_tokens
 
 from quire.config import SchedulerConfig
 from quire.core.messages import AddRequest, RequestDelta, TokenLogprobs
@@ -60,7 +60,7 @@ def answer_alone(message: AddRequest, max_model_len: int) -> list[int]:
     """What a request answers when it is the only one, with nothing cached."""
     if message.pooling is not None:
         return []
-    request = Request(message, arrival=0, max_model_len=max_model_len)
+    request = Request(message, arrival_number=0, max_model_len=max_model_len)
     while request.append(next_token(histories(request.token_ids)[-1])) is None:
         pass
     return request.token_ids[request.num_prompt_tokens :]
@@ -235,7 +235,7 @@ class Simulation:
             stream=stream,
         )
         request = Request(
-            message, arrival=number, max_model_len=self.max_model_len, queued=self.now
+            message, arrival_number=number, max_model_len=self.max_model_len, queued=self.now
         )
         self.messages[request_id] = message
         self.requests[request_id] = request
@@ -286,7 +286,7 @@ class Simulation:
                 or ((entry := planned.get(request.request_id)) and entry.num_tokens > 1)
             )
         ]
-        prompts.sort(key=lambda r: (r.priority if by_priority else 0, r.due, r.arrival))
+        prompts.sort(key=lambda r: (r.priority if by_priority else 0, r.due, r.arrival_number))
         cut = False
         for request in prompts:
             entry = planned.get(request.request_id)
@@ -343,7 +343,7 @@ class Simulation:
         pool = self.kv.pool
         pool.check()
         running = [r for r in self.requests.values() if r.status is RequestStatus.RUNNING]
-        refs = Counter(b for r in running for b in self.kv.block_table(r))
+        refs = Counter(b for r in running for b in block_table(self.kv, r))
         assert all(pool._ref_counts[b] == refs[b] for b in range(pool.num_blocks))
         stats = self.scheduler.stats()
         assert stats.num_running == len(running) <= self.config.max_num_seqs
@@ -354,7 +354,7 @@ class Simulation:
         assert stats.prefix_cache_queries == hits_and_misses
         assert num_stored_tokens(self.kv) <= num_allocated_slots(self.kv)
         for request in running:
-            held = len(self.kv.block_table(request)) * self.kv.block_size
+            held = len(block_table(self.kv, request)) * self.kv.block_size
             assert request.num_computed_tokens <= held
             assert request.num_computed_tokens < request.max_total_tokens
             request.check_lengths()

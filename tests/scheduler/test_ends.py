@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from simulation import Simulation, answer_alone, shape
+from simulation import Simulation, answer_alone
 
 from quire.config import SchedulerConfig
 from quire.core.messages import AddRequest
@@ -13,7 +13,6 @@ from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import ModelRunnerOutput, SampleResult
 from quire.core.structured_outputs import StructuredOutputs
-from quire.errors import InvalidRequestError
 from quire.kvcache.kv_cache_manager import KVCacheManager
 from quire.scheduler.request_outputs import no_token_left
 from quire.scheduler.scheduler import Scheduler
@@ -34,7 +33,7 @@ def test_every_finish_reason() -> None:
         message = AddRequest(
             request_id="x", prompt_token_ids=prompt, sampling=sampling, eos_token_ids=[eos]
         )
-        scheduler.add(Request(message, arrival=0, max_model_len=128))
+        scheduler.add(Request(message, arrival_number=0, max_model_len=128))
         given: list[int] = []
         while (plan := scheduler.schedule()) is not None:
             result = SampleResult(token_id=tokens[len(given)])
@@ -92,24 +91,12 @@ def test_rows_that_left_the_batch_are_in_the_next_plan() -> None:
     assert plan.removed_ids == ["r0"]
 
 
-def test_an_id_may_not_run_twice_but_may_come_again() -> None:
-    sim = Simulation()
-    sim.add(4, max_tokens=1)
-    message = sim.messages["r0"]
-    twin = Request(message, arrival=1, max_model_len=sim.max_model_len)
-    with pytest.raises(InvalidRequestError, match="use a new id for each request"):
-        sim.scheduler.add(twin)
-    sim.drain()
-    sim.scheduler.add(twin)
-    assert shape(sim.scheduler.schedule()) == [("r0", 0, 4)]
-
-
 def test_a_result_for_a_request_that_left_does_not_reach_its_namesake() -> None:
     sim = Simulation(depth=2)
     sim.add(4)
     sim.schedule()
     sim.abort("r0")
-    twin = Request(sim.messages["r0"], arrival=1, max_model_len=sim.max_model_len)
+    twin = Request(sim.messages["r0"], arrival_number=1, max_model_len=sim.max_model_len)
     sim.scheduler.add(twin)
     sim.schedule()
     assert sim.finish_step() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kv_usage import block_table
 from simulation import Simulation, shape
 
 from quire.core.request import RequestStatus
@@ -83,7 +84,7 @@ def test_a_request_that_was_preempted_too_often_returns_only_for_good() -> None:
         assert spared.status is RequestStatus.PREEMPTED
         sim.step()
     sim.step()
-    assert len(sim.kv.block_table(spared)) == sim.kv.num_blocks_for(9 + 24 - 1)
+    assert len(block_table(sim.kv, spared)) == sim.kv.num_blocks_for(9 + 24 - 1)
     sim.drain()
     assert sim.answer(spared) == sim.alone["r1"]
 

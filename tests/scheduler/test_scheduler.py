@@ -83,7 +83,7 @@ def test_prompts_have_a_full_step_beside_decodes_where_the_budget_is_larger() ->
             prompt_token_ids=[arrival] * length,
             sampling=SamplingParams(max_tokens=9),
         )
-        scheduler.add(Request(message, arrival=arrival, max_model_len=16384))
+        scheduler.add(Request(message, arrival_number=arrival, max_model_len=16384))
         if arrival == 0:
             assert shape(scheduler.schedule()) == [("r0", 0, 4)]
     plan = scheduler.schedule(LONGEST_WAIT)

@@ -13,7 +13,7 @@ def make_request(num_tokens: int) -> Request:
         sampling=SamplingParams(),
         eos_token_ids=[9, 3],
     )
-    return Request(message, arrival=0, max_model_len=100)
+    return Request(message, arrival_number=0, max_model_len=100)
 
 
 def lengths(request: Request) -> tuple[int, int]:
@@ -40,22 +40,10 @@ def test_the_last_known_token_brings_another() -> None:
     assert lengths(request) == (5, 2)
 
 
-def test_a_second_helping_joins_the_first() -> None:
-    step, request = StepPlan(budget=16), make_request(10)
-    step.add(request, 6, [4, 5])
-    step.add(request, 4, [7])
-    [(_, entry, _)] = step.planned
-    assert (entry.start, entry.num_tokens, entry.new_block_ids) == (0, 10, [4, 5, 7])
-    assert entry.samples
-    assert lengths(request) == (10, 1)
-    assert step.budget == 6
-
-
 def test_what_is_taken_back_never_was() -> None:
     step, request = StepPlan(budget=16), make_request(10)
     request.num_computed_tokens = 4
-    step.add(request, 3, [1])
-    step.add(request, 3, [2])
+    step.add(request, 6, [1, 2])
     step.remove(request)
     assert lengths(request) == (4, 0)
     assert (step.budget, step.planned) == (16, [])

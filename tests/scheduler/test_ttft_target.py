@@ -83,7 +83,7 @@ def test_a_request_that_another_engine_began_is_due_at_once() -> None:
     message = msgspec.structs.replace(
         sim.messages[fresh.request_id], request_id="started", output_token_ids=[1, 2]
     )
-    started = Request(message, arrival=1, max_model_len=100, queued=5.0)
+    started = Request(message, arrival_number=1, max_model_len=100, queued=5.0)
     sim.scheduler.add(started)
     assert (started.due, fresh.due) == (5.0, pytest.approx(5.01))
 

@@ -16,7 +16,7 @@ def make_request(arrival: int, priority: int = 0) -> Request:
         sampling=SamplingParams(),
         priority=priority,
     )
-    return Request(message, arrival=arrival, max_model_len=100)
+    return Request(message, arrival_number=arrival, max_model_len=100)
 
 
 def pop_all(queue: WaitingQueue) -> list[str]:
@@ -96,8 +96,8 @@ def test_order_is_that_of_a_sorted_list(priorities: list[int], removed: set[int]
         queue.push(request)
     for number in removed & set(range(len(requests))):
         queue.remove(requests[number])
-    left = [r for r in requests if r.arrival not in removed]
-    left.sort(key=lambda r: (r.priority, r.arrival))
+    left = [r for r in requests if r.arrival_number not in removed]
+    left.sort(key=lambda r: (r.priority, r.arrival_number))
     assert pop_all(queue) == [r.request_id for r in left]
 
 

@@ -6,11 +6,9 @@ looked at; where one is merely installed, its new fields are told and skipped.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from importlib.metadata import version
 from typing import Any, get_type_hints
 
-import msgspec
 import pytest
 from anthropic import types as anthropic_types
 from anthropic.types import message_count_tokens_params, message_create_params
@@ -27,39 +25,23 @@ from quire.server.api.anthropic import messages_request
 from quire.server.api.common import (
     chat_messages,
     chat_request,
-    generation_request,
     tool_definitions,
 )
 from quire.server.api.openai import completions_request, embeddings_request, responses_request
-from quire.server.http.request_body import SCOPES
+from quire.server.http.request_body import SCOPES, RequestBody
 
-MESSAGES = (messages_request.MessagesRequest, messages_request.MESSAGES_REFUSED)
-COUNT = (messages_request.CountRequest, messages_request.MESSAGES_REFUSED)
-ROUTES: list[tuple[type[Any], type[msgspec.Struct], Collection[str]]] = [
-    (
-        chat_params.CompletionCreateParamsStreaming,
-        chat_request.ChatRequest,
-        chat_request.CHAT_REFUSED,
-    ),
+ROUTES: list[tuple[type[Any], type[RequestBody]]] = [
+    (chat_params.CompletionCreateParamsStreaming, chat_request.ChatRequest),
     (
         completion_create_params.CompletionCreateParamsStreaming,
         completions_request.CompletionRequest,
-        generation_request.ASKS_FOR_NOTHING,
     ),
-    (
-        response_create_params.ResponseCreateParamsStreaming,
-        responses_request.ResponsesRequest,
-        responses_request.RESPONSES_REFUSED,
-    ),
-    (
-        embedding_create_params.EmbeddingCreateParams,
-        embeddings_request.EmbeddingRequest,
-        (),
-    ),
-    (message_create_params.MessageCreateParamsStreaming, *MESSAGES),
-    (beta_params.MessageCreateParamsStreaming, *MESSAGES),
-    (message_count_tokens_params.MessageCountTokensParams, *COUNT),
-    (beta_count_params.MessageCountTokensParams, *COUNT),
+    (response_create_params.ResponseCreateParamsStreaming, responses_request.ResponsesRequest),
+    (embedding_create_params.EmbeddingCreateParams, embeddings_request.EmbeddingRequest),
+    (message_create_params.MessageCreateParamsStreaming, messages_request.MessagesRequest),
+    (beta_params.MessageCreateParamsStreaming, messages_request.MessagesRequest),
+    (message_count_tokens_params.MessageCountTokensParams, messages_request.CountRequest),
+    (beta_count_params.MessageCountTokensParams, messages_request.CountRequest),
 ]
 LOOKED_AT = {"anthropic": (2, 12), "openai": (3, 54)}  # the newest versions whose fields were read
 FOREIGN = {row.name for scope in SCOPES for row in NAMES[scope]}
@@ -67,14 +49,15 @@ HEADERS = {"betas", "user_profile_id", "workspace_id"}  # arguments that are sen
 
 
 @pytest.mark.parametrize(
-    ("params", "request_type", "refused"),
+    ("params", "request_type"),
     ROUTES,
-    ids=[f"{kind.__module__}.{kind.__name__}" for kind, _, _ in ROUTES],
+    ids=[f"{kind.__module__}.{kind.__name__}" for kind, _ in ROUTES],
 )
 def test_each_field_of_a_client_is_known(
-    params: type[Any], request_type: type[msgspec.Struct], refused: Collection[str]
+    params: type[Any], request_type: type[RequestBody]
 ) -> None:
-    check_fields(params, {*request_type.__struct_fields__, *refused, *HEADERS} | FOREIGN)
+    known = {*request_type.__struct_fields__, *request_type.neutral, *HEADERS} | FOREIGN
+    check_fields(params, known)
 
 
 def check_fields(params: type[Any], known: set[str]) -> None:
@@ -87,9 +70,9 @@ def check_fields(params: type[Any], known: set[str]) -> None:
     assert unknown == []
 
 
-MESSAGE = (chat_messages.Message, *chat_messages.MESSAGE_UNSUPPORTED)
+MESSAGE = (chat_messages.Message, *chat_messages.Message.neutral)
 LATER = ("async", "output_schema")  # fields of functions that no model here was trained on
-PART = (chat_messages.TextPart, *chat_messages.PART_UNSUPPORTED)
+PART = (chat_messages.TextPart, *chat_messages.TextPart.neutral)
 # what a client has within a body → the struct that reads it, and what it may have besides
 INNER: list[tuple[type[Any], tuple[Any, ...]]] = [
     (anthropic_types.ToolParam, (messages_request.MessagesTool, "input_examples")),

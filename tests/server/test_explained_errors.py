@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 
 from quire.errors import InvalidRequestError
-from quire.server.api.anthropic import messages_request
+from quire.server.api.anthropic.messages_request import MessagesRequest
 from quire.server.api.common.chat_request import ChatRequest
 from quire.server.app import build_app
 from quire.server.http import strict_json
+from quire.server.http.request_body import read_body
 from quire.server.settings import ServerSettings
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer", "enum": [1, 2.5]}}}
@@ -207,7 +208,7 @@ def test_deep_values_behind_an_unknown_name_are_too_deep() -> None:
         (b"[1, ]", "trailing comma"),
     ):
         with pytest.raises(InvalidRequestError, match=f"not valid JSON: .*{text}"):
-            messages_request.parse(body % deep)
+            read_body(body % deep, MessagesRequest)
 
 
 HIDDEN = {"x": [{"z": 1, "y": MARK}]}

@@ -276,7 +276,7 @@ def test_who_comes_while_a_model_leaves_waits_for_its_return() -> None:
 def test_a_model_in_use_leaves_only_when_it_must(grace: float, agreed: bool) -> None:
     house = House()
     house.engines["b"].delay = 0.01
-    order = ReleaseModel(name="b", grace=grace)
+    order = ReleaseModel(name="b", number=3, grace=grace)
 
     async def both() -> Reply:
         body = BODIES["/v1/completions"] | {"model": "b"}
@@ -287,13 +287,13 @@ def test_a_model_in_use_leaves_only_when_it_must(grace: float, agreed: bool) -> 
         return await running
 
     assert text_of(run_leaping(both())) == "I am b."
-    assert house.asked == [ModelReleased(name="b", agreed=agreed)]
+    assert house.asked == [ModelReleased(name="b", number=3, agreed=agreed)]
 
 
 def test_a_model_that_nobody_uses_leaves_at_once() -> None:
     house = House()
-    asyncio.run(house.loader.leave(ReleaseModel(name="b", grace=0.0)))
-    assert house.asked == [ModelReleased(name="b", agreed=True)]
+    asyncio.run(house.loader.leave(ReleaseModel(name="b", number=3, grace=0.0)))
+    assert house.asked == [ModelReleased(name="b", number=3, agreed=True)]
 
 
 # ---------------------------------------------------------------------- administrators

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 
 from quire.core.sampling_params import SamplingParams
 from quire.server.api.common import chat_messages, chat_request, generation_request
-from quire.server.api.openai import completions_request
+from quire.server.api.openai import completions_request, tokenize
 from quire.server.app import build_app
 from quire.server.settings import ServerSettings
 
@@ -442,9 +442,11 @@ def test_too_many_answers(complete: Post) -> None:
 
 
 def test_neutral_values_are_documented_once() -> None:
-    for unsupported, request in (
-        (generation_request.ASKS_FOR_NOTHING, completions_request.CompletionRequest),
-        (chat_request.CHAT_REFUSED, chat_request.ChatRequest),
-        (chat_messages.MESSAGE_UNSUPPORTED, chat_messages.Message),
+    for kind in (
+        completions_request.CompletionRequest,
+        chat_request.ChatRequest,
+        chat_messages.Message,
+        tokenize.TokenizeRequest,
     ):
-        assert not set(unsupported) & set(request.__struct_fields__)
+        assert kind.neutral
+        assert kind.neutral.keys().isdisjoint(kind.__struct_fields__)

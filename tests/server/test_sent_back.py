@@ -14,8 +14,9 @@ from asgi_client import call
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
-from quire.server.api.anthropic import messages_request
+from quire.server.api.anthropic.messages_request import MessagesRequest
 from quire.server.app import build_app
+from quire.server.http.request_body import read_body
 from quire.server.settings import ServerSettings
 
 CALL = '<tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call>'
@@ -120,7 +121,7 @@ def test_only_what_has_no_name_is_left_out() -> None:
     schema = {"properties": {"a": {"const": None}}}
     tool = {"name": "look", "input_schema": schema, "odd": None}
     body = {**BODIES["/v1/messages"], "tools": [tool]}
-    (read,) = messages_request.parse(json.dumps(body).encode()).tools or ()
+    (read,) = read_body(json.dumps(body).encode(), MessagesRequest).tools or ()
     assert read.input_schema == schema
 
 

@@ -137,6 +137,13 @@ def test_parses_arguments_of_tool_calls() -> None:
     assert "content" not in prepared
 
 
+@pytest.mark.parametrize("given", [{}, {"arguments": None}, {"arguments": ""}], ids=str)
+def test_a_call_without_arguments_has_none(given: dict[str, Any]) -> None:
+    call = {"id": "1", "function": {"name": "f", **given}}
+    prepared = prepare({"role": "assistant", "tool_calls": [call]})
+    assert prepared["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
+
+
 def test_maps_every_string_but_the_role() -> None:
     call = {"function": {"name": "f", "arguments": {"user": "user"}}}
     message = {"role": "user", "content": "user", "name": "user", "tool_calls": [call]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import pickle
 import re
 import threading
 import time
@@ -84,6 +85,9 @@ def test_names_of_control_tokens_are_text_in_unusual_vocabularies(
     backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     copy = tokenizers.Tokenizer.from_str(tokenizer_json(backend))
     assert copy.encode("bc").ids == backend.encode("bc").ids
+    sent = pickle.loads(pickle.dumps(tokenizer))
+    assert (sent.encode("abc"), sent.encode("bc")) == ([4], backend.encode("bc").ids)
+    assert sent.vocabulary() == tokenizer.vocabulary()
 
 
 def test_a_panic_while_it_is_read_is_a_damaged_folder(tmp_path: Path) -> None:

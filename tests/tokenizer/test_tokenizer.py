@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from quire.core.sampling_params import MAX_BAD_WORDS
 from quire.errors import InvalidRequestError
+from quire.tokenizer import encoding_guard
 from quire.tokenizer.conversation_input import BREAK
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -167,6 +168,28 @@ def test_control_tokens_that_overlap_are_all_broken(folders: dict[str, Path]) ->
         assert tokenizer.decode(ids, skip_special_tokens=False) == text
         names = {tokenizer.token_text(i) for i in ids if tokenizer.is_special(i)}
         assert names <= {"#"}  # one character cannot be broken
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama2", "gemma", "unigram"])
+def test_control_tokens_of_one_character_are_text_too(
+    kind: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = tokenizers.Tokenizer.from_file(str(folders[kind] / "tokenizer.json"))
+    backend.add_special_tokens(["\u2404", "\u2405", "a\u2404", "\u2404\u2404"])
+    tokenizer = Tokenizer(backend)
+    control = {tokenizer.control_token_id(n) for n in ("\u2404", "\u2405", "a\u2404")}
+    for text in ("fox \u2404 fox", "\u2404", "\u2404\u2405a\u2404\u2404\u2404fox"):
+        ids = tokenizer.encode(text)
+        assert not control.intersection(ids)
+        if kind != "unigram":  # which has no bytes
+            assert tokenizer.decode(ids).lstrip() == text
+        assert control.intersection(tokenizer.encode(text, parse_special=True))
+    broken = tokenizer._encoder.escape_control_tokens("\u2404")
+    ids = tokenizer.encode_prompt(f"\u2404fox {broken}\u2405")
+    assert [i for i in ids if i in control] == [ids[0], ids[-1]]
+    monkeypatch.setattr(tokenizer._encoder, "_quick_chars", 0)
+    monkeypatch.setattr(encoding_guard.EncodingGuard, "_needs_child", lambda _: True)
+    assert tokenizer.encode_prompt(f"\u2404fox {broken}\u2405") == ids
 
 
 def test_control_tokens_of_normalized_text_are_broken_too(folders: dict[str, Path]) -> None:

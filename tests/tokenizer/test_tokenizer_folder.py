@@ -167,6 +167,28 @@ def test_older_folders_list_added_tokens_in_a_file(write: WriteFolder) -> None:
     assert [tokenizer.is_special(size + number) for number in (0, 1)] == [True, False]
 
 
+def test_an_older_list_of_added_tokens_does_not_change_tokenizer_json(
+    write: WriteFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """transformers says nothing; it gives <c> the id of another row, which is left out here."""
+    size = Tokenizer.from_folder(write()).vocab_size
+    folder = write()
+    listed = {"<b>": size, "<c>": size + 7, "fox": size + 8, "<|im_end|>": 0}
+    (folder / "added_tokens.json").write_text(json.dumps(listed))
+    tokenizer, oracle = (
+        Tokenizer.from_folder(folder),
+        PreTrainedTokenizerFast.from_pretrained(folder),
+    )
+    for text in ("a<b>c", "a fox<|im_end|>", "afox"):
+        assert tokenizer.encode(text, parse_special=True) == oracle.encode(text)
+    assert tokenizer.decode(tokenizer.encode("a<c>")) == "a<c>"
+    assert tokenizer.token_to_id("<c>") is None
+    assert [each.split("'")[1] for each in caplog.messages] == ["<|im_end|>", "<c>", "fox"]
+    own = tokenizer.token_to_id("<|im_end|>")
+    assert caplog.messages[0].endswith(f"0 of '<|im_end|>' is ignored, as tokenizer.json has {own}")
+    assert caplog.messages[1].endswith("as tokenizer.json has no such token, so it stays text")
+
+
 @pytest.mark.parametrize(
     "content", [{"<tool>": "1"}, {"<tool>": None}, {"<tool>": True}, {"<a>": 9999, "<b>": 9999}]
 )

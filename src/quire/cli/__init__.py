@@ -146,7 +146,7 @@ def _run(argv: list[str]) -> int:
     except FileError:  # which has no options
         raise
     except UserError as error:
-        error.args = (command.make_parser().in_flags(str(error)),)
+        error.args = (command.make_parser().in_flags(str(error), argv[1:]),)
         raise
     return status
 

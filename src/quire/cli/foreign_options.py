@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ _OF_OTHERS = {
     "log_level": "this command logs warnings alone",
     "reasoning_parser": "reasoning is a part of the answer",
 }
+_CONTEXT, _SLOTS = ("-c", "--ctx-size"), ("-np", "--parallel")  # llama.cpp's
 _SWITCHES = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
 _SWITCH_WORDS = ("on", "off", "auto", "true", "false", "0", "1")  # after an optional flag
 
@@ -60,12 +62,26 @@ def own_argv(
     return rewriter.words, rewriter.notices
 
 
+def given_flags(
+    argv: Sequence[str], flags: Mapping[str, argparse.Action], *, takes_model: bool
+) -> Mapping[str, str]:
+    """The command's options that argv has in another spelling, and that spelling, for messages.
+
+    Those whose value is another one, too, are left out. Arguments as for own_argv.
+    """
+    rewriter = _Rewriter(flags, takes_model)
+    with suppress(ConfigError):
+        rewriter.rewrite(list(argv))
+    return {own: given for own, (given, _) in rewriter.spelled.items() if given != own}
+
+
 class _Rewriter:
     def __init__(self, flags: Mapping[str, argparse.Action], takes_model: bool) -> None:
         self._flags, self._takes_model = flags, takes_model
         self._model: str | None = None  # of an option; the other words are texts then
         self._over: dict[str, Any] = {}  # params that hold whatever the other words set
         self._given: dict[str, str] = {}  # by flag, or another word: the text that follows
+        self.spelled: dict[str, tuple[str, str]] = {}  # own flag → that of argv, and its text
         self.words: list[str] = []
         self.notices: list[str] = []
 
@@ -86,6 +102,8 @@ class _Rewriter:
                 value = text if sign else self._switch_value(rest, pending)
                 self.words.append(self._switch(flag, value) or flag + sign + text)
             elif flag in self._flags or (found := row_of(flag)) is None:
+                if flag in self._flags and self._flags[flag].nargs != 0:
+                    self.spelled[self._flags[flag].option_strings[0]] = word.partition("=")[0], text
                 self.words.append(flag + sign + text)
             else:
                 row, negated = found
@@ -93,6 +111,17 @@ class _Rewriter:
                 self._apply(row, word.partition("=")[0], negated, value)
 
         self._close()
+        self._note_division(argv)
+
+    def _note_division(self, argv: list[str]) -> None:
+        """Add a notice where llama.cpp would divide a context among its slots."""
+        context, tokens = self.spelled.get("--max-model-len", ("", ""))
+        slots, count = self.spelled.get("--max-num-seqs", ("", ""))
+        is_divided = context in _CONTEXT and slots in _SLOTS and count != "1"
+        if is_divided and not {"-kvu", "--kv-unified"}.intersection(argv):
+            self.notices.append(
+                f"{context} {tokens} is for each request; llama.cpp divides it by {slots} {count}"
+            )
 
     def _close(self) -> None:
         """Append what holds over all other words."""
@@ -196,6 +225,7 @@ class _Rewriter:
         if isinstance(value, bool) and own in self._flags and self._flags[own].nargs == 0:
             self.words.append(own if value else f"--no-{own[2:]}")
         elif own in self._flags:
+            self.spelled[own] = (own if text is None else flag), shown
             self.words.append(f"{own}={shown}")
         elif name == "model" and self._takes_model:
             self._name_model(shown)

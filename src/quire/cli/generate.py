@@ -113,7 +113,7 @@ def run(argv: Sequence[str]) -> int:
         results = _answers(llm, args, texts, sampling, variables, take)
     for prompt, result in zip(prompts, results, strict=True):
         if result.error is not None:
-            text = parser.in_flags(_PARAM.sub("", str(result.error)))
+            text = parser.in_flags(_PARAM.sub("", str(result.error)), argv)
             print(f"error: {prompt.source}: {text}", file=sys.stderr)
     return _status([result.error for result in results])
 

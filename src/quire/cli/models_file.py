@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.yaml_file import Given, YamlFile
+from quire.compat.own_options import OPTION_SCOPES
 from quire.config import EngineConfig, iter_options
 from quire.engine.processes.fleet_model import ModelSpec
 from quire.errors import ConfigError, FileError, UserError
@@ -51,7 +52,7 @@ class ConfigFile:
 
         self._file = YamlFile(path)
         root = self._file.root()
-        found = self._file.options(root, _ALL, ("engine", "server"), others=("models",))
+        found = self._file.options(root, _ALL, OPTION_SCOPES, others=("models",))
         self._entries: list[yaml.Node] = []
         if listed := found.pop("models", None):
             if not isinstance(listed.node, yaml.SequenceNode) or not listed.node.value:

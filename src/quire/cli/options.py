@@ -9,22 +9,14 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from quire.cli.foreign_options import own_argv
+from quire.cli.foreign_options import given_flags, own_argv
 from quire.compat.foreign_name import DEFAULT
 from quire.compat.own_values import OWN_VALUES, own_value
 from quire.config import EngineConfig, iter_options
 from quire.errors import ConfigError
-from quire.options import UNITS, Option, nearest_name, read_integer, same_choice
+from quire.options import SETTING, UNITS, Option, nearest_name, read_integer, same_choice
 
-# as messages name settings: with an underscore, or at their beginning, or with a value
-_SETTING = re.compile(
-    r"(?<!\w)'[^' ]*[;,][^' ]*'"  # a value of several, which stays
-    r"|(?<![\w'\"$./-])"
-    r"(?:[a-z]+(?:_[a-z]+)+"
-    r"|(?:(?<=\A)[a-z]+(?=: | is | must be | does nothing | '[^']*' is not supported))"
-    r"|[a-z]+(?=='))(?![\w/.-])"
-    r"(?:='(?P<value>[\w.-]+)')?"
-)
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 _SECTION_TITLES = {
     "model": "model",
@@ -60,13 +52,12 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse all of argv; other engines' options are translated. Raises ConfigError."""
-        takes_model = any(a.dest == "model" and not a.option_strings for a in self._actions)
         flags = self._option_string_actions
         if any("." in word for word in argv):  # most command lines have none
             from quire.cli.dotted_options import with_joined_members
 
             argv = with_joined_members(argv, human_int)
-        own, notices = own_argv(argv, flags, takes_model=takes_model)
+        own, notices = own_argv(argv, flags, takes_model=self._takes_model)
         for notice in notices:
             print(f"note: {notice}", file=sys.stderr)
         if "--served-model-name" in own or "--api-key" in own:
@@ -83,6 +74,11 @@ class CommandParser(argparse.ArgumentParser):
             raise ConfigError(text)
         return args
 
+    @property
+    def _takes_model(self) -> bool:
+        """Whether the first word is a model."""
+        return any(a.dest == "model" and not a.option_strings for a in self._actions)
+
     def _unknown_option(self, word: str) -> ConfigError:
         """The error for an option that is not there, or stands where words are."""
         name, flags = word.partition("=")[0], self._option_string_actions
@@ -97,11 +93,13 @@ class CommandParser(argparse.ArgumentParser):
         home = command_home(name, name.lstrip("-").replace("-", "_"), flags)
         return ConfigError(home or f"unknown option {name[:64]}; {hint}")
 
-    def in_flags(self, text: str) -> str:
+    def in_flags(self, text: str, argv: Sequence[str] = ()) -> str:
         """An error's text with options for the settings that it names: max_tokens, --max-tokens.
 
-        A name of one word is one only where no other word can be meant.
+        A name of one word is one only where no other word can be meant. argv: whose spellings are
+        used, such as -n for --max-tokens.
         """
+        given = given_flags(argv, self._option_string_actions, takes_model=self._takes_model)
 
         def flag(match: re.Match[str]) -> str:
             option = "--" + match[0].partition("=")[0].replace("_", "-")
@@ -109,7 +107,8 @@ class CommandParser(argparse.ArgumentParser):
                 return match[0]
             return option if match["value"] is None else f"{option} {match['value']}"
 
-        return _SETTING.sub(flag, text)
+        text = SETTING.sub(flag, text)
+        return _FLAG.sub(lambda match: given.get(match[0], match[0]), text)
 
     def _get_values(self, action: argparse.Action, words: list[str]) -> Any:
         """The value of an option: that of `--stop=--` is the text --, which argparse drops."""

@@ -10,7 +10,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +108,12 @@ def run(argv: Sequence[str]) -> int:
     args = parser.parse(argv)
     read_config(args)
     try:
-        return _run(args, parser, begin)
+        return _run(args, partial(parser.in_flags, argv=argv), begin)
     except UserError as error:
         raise args.config.explained(error) if "config" in args else error from None
 
 
-def _run(args: argparse.Namespace, parser: CommandParser, begin: float) -> int:
+def _run(args: argparse.Namespace, in_flags: Callable[[str], str], begin: float) -> int:
     settings = server_settings(args)
     for notice in unread_variables(os.environ, vars(args)):
         print(f"note: {notice}", file=sys.stderr)
@@ -126,7 +127,7 @@ def _run(args: argparse.Namespace, parser: CommandParser, begin: float) -> int:
     if args.dry_run:
         from quire.cli.dry_run import dry_run  # which reads models
 
-        return dry_run(plans, args, parser.in_flags, settings.model_memory_bytes)
+        return dry_run(plans, args, in_flags, settings.model_memory_bytes)
     raise_open_file_limit()
     configure_logging(_log_options(settings))
     with (

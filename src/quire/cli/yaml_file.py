@@ -42,7 +42,7 @@ class YamlFile:
     def __init__(self, path: str) -> None:
         self._path = path
         self.notices: list[str] = []
-        self._written: dict[str, str] = {}  # names with underscores → as they stand in the file
+        self._written: dict[str, dict[int, str]] = {}  # name → by lines, as it stands in the file
         self._known: set[str] = set()
 
     def root(self) -> yaml.MappingNode:
@@ -67,15 +67,20 @@ class YamlFile:
 
     def wrong(self, mark: yaml.Mark | None, problem: str) -> FileError:
         """The FileError for a place in the file; options are spelled as they are there."""
-        line = "" if mark is None else f", line {mark.line + 1}"
-        as_lines = _ASSIGNED.sub(r"\1: \2", problem)
-        return FileError(f"{self._path}{line}: {_NAME.sub(self._as_written, as_lines)}")
+        where = "" if mark is None else f", line {mark.line + 1}"
+        line = -1 if mark is None else mark.line
+        text = _NAME.sub(
+            lambda found: self._as_written(found[0], line), _ASSIGNED.sub(r"\1: \2", problem)
+        )
+        return FileError(f"{self._path}{where}: {text}")
 
-    def _as_written(self, match: re.Match[str]) -> str:
-        """A name as the file has it; another option's with dashes, if one there has dashes."""
-        name = match[0]
-        has_dashes = name in self._known and any("-" in each for each in self._written.values())
-        return self._written.get(name, name.replace("_", "-") if has_dashes else name)
+    def _as_written(self, name: str, line: int) -> str:
+        """A name as the file has it, best on this line; with dashes, if another has dashes."""
+        if by_line := self._written.get(name):
+            return by_line.get(line, [*by_line.values()][-1])
+        names = (each for by_line in self._written.values() for each in by_line.values())
+        has_dashes = name in self._known and any("-" in each for each in names)
+        return name.replace("_", "-") if has_dashes else name
 
     def options(
         self,
@@ -99,7 +104,7 @@ class YamlFile:
             try:
                 written = key_text(key)
                 name = written.replace("-", "_")
-                self._written[name] = written
+                self._written.setdefault(name, {})[key.start_mark.line] = written
                 own = self._own(name, value_node, known, scopes, others)
             except UnusualYamlError as error:
                 text = f"{where or 'it'}.{name[:64]}" if where and name else name[:64] or where
@@ -125,6 +130,7 @@ class YamlFile:
         """Quire's option for a name in the file; none where it has no effect."""
         if name in others:
             return {name: node}
+        spellings = self._written[name]
         name, value = _as_switch(name, _value(known.get(name), node), known)
         own, notices = own_options({name: value}, known, scopes)
         self.notices += notices
@@ -140,6 +146,8 @@ class YamlFile:
                 home = _home(own_name, item, known)
                 raise ConfigError(home or f"unknown option {own_name[:64]}; {hint}")
             option = known[own_name]
+            if item is value and option.kind is not bool:  # errors name it as the file does
+                self._written.setdefault(own_name, {}).update(spellings)
             as_written = item is value and option.kind is str and isinstance(item, int | float)
             own[own_name] = _checked(option, _value(option, node) if as_written else item)
         return own

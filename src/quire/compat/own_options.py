@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from quire.compat.foreign_name import DEFAULT
 from quire.compat.own_values import own_value
-from quire.errors import ConfigError
+from quire.errors import ConfigError, InvalidRequestError, UserError
+from quire.options import SETTING
 
 if TYPE_CHECKING:
     from quire.compat.names_table import Scope
+
+
+OPTION_SCOPES: tuple[Scope, ...] = ("engine", "server")  # of options of an engine
 
 
 def own_options(
@@ -25,6 +30,25 @@ def own_options(
     for name, value in options.items():
         reader.read(name, value)
     return reader.found, reader.notices
+
+
+@contextmanager
+def names_as_given(options: Mapping[str, Any], scopes: Sequence[Scope]) -> Iterator[None]:
+    """Errors within name a setting as the options do, where they have another engine's name."""
+    try:
+        yield
+    except UserError as error:
+        from quire.compat.names_table import Own, meaning_of
+
+        given = dict[str, str]()
+        for name, value in options.items():
+            match meaning_of(name, value, scopes):
+                case Own(name=own, value=same) if same is value:
+                    given[own] = name
+        error.args = (SETTING.sub(lambda found: given.get(found[0], found[0]), str(error)),)
+        if isinstance(error, InvalidRequestError) and error.param is not None:
+            error.param = given.get(error.param, error.param)
+        raise
 
 
 class _Reader:

@@ -63,6 +63,7 @@ class ModelParts:
     ) -> None:
         self.config = config or ModelConfig.from_folder(folder)
         self.spec, self.device = self.config.spec, device
+        self.dtype = torch_dtype(self.config.own_dtype)  # of its 16-bit weights
         try:
             check_features(self.spec, COMPUTED - {"MoESpec"})
         except UnsupportedModelError as error:
@@ -114,7 +115,7 @@ class ModelParts:
         """The embeddings of each sample's token ids: float32 [T, H]."""
         spec = self.spec.embedding
         table = self.tensor(f"{spec.module}.weight")
-        scale = torch.tensor(spec.scale, dtype=torch_dtype(self.config.dtype)).item()
+        scale = torch.tensor(spec.scale, dtype=self.dtype).item()
         ids = (torch.tensor(sample, device=table.device) for sample in samples)
         return [F.embedding(each, table).float() * scale for each in ids]
 

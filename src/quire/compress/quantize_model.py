@@ -30,7 +30,6 @@ from quire.compress.shard_files import ShardFiles, recipe_record
 from quire.compress.text_samples import TextSamples
 from quire.core.layer_spec import LinearSpec, layer_module
 from quire.errors import CheckpointError, ConfigError
-from quire.kernels.torch_dtypes import torch_dtype
 from quire.models.checkpoint_formats.quantization_config import read_checkpoint_format
 from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.families.llama import LlamaDecoderLayer
@@ -109,7 +108,7 @@ class Quantization:
             states = ExactStates(exact, run.each(layer, exact))
         if not is_written:
             assert layer is not None
-            spec, dtype = self.parts.spec.layers[index], torch_dtype(self.parts.config.dtype)
+            spec, dtype = self.parts.spec.layers[index], self.parts.dtype
             rounding = LayerRounding(self.recipe, self.layout, spec, layer, run, dtype)
             coded = rounding.round(hidden, states, self._chosen(index))
             self.files.write(index, self._tensors(index, layer, coded))

@@ -18,7 +18,6 @@ from torch import Tensor
 from quire.compress.model_parts import ModelParts
 from quire.core.layer_spec import LayerSpec, LinearSpec, ModelSpec, NormSpec, layer_module
 from quire.errors import ConfigError
-from quire.kernels.torch_dtypes import torch_dtype
 from quire.model_folder import QUANTIZE_RUN, parse_json
 from quire.models.config.model_config import ModelConfig
 from quire.models.loading.expected_tensors import expected_tensors
@@ -47,7 +46,7 @@ class RotatedParts(ModelParts):
 
     def stored(self, name: str) -> Tensor:
         """See `ModelParts`."""
-        return self.tensor(name).to(torch_dtype(self.config.dtype))
+        return self.tensor(name).to(self.dtype)
 
     def _plain(self, name: str) -> Tensor:
         is_head = self.spec.head is not None and name == f"{self.spec.head.module}.weight"

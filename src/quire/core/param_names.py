@@ -43,7 +43,10 @@ class ParamNames(msgspec.StructMeta):
             _refuse_unknown(own, cls)
             if own == params:
                 raise
-            return super().__call__(**own)
+            from quire.compat.own_options import names_as_given  # usually not needed
+
+            with names_as_given(params, (scope,)):
+                return super().__call__(**own)
 
 
 def _without_empty(params: dict[str, Any]) -> dict[str, Any]:

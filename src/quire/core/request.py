@@ -40,7 +40,7 @@ class Request:
     """
 
     __slots__ = (
-        "arrival",
+        "arrival_number",
         "bad_words_ids",
         "block_hashes",
         "cache_salt",
@@ -70,7 +70,7 @@ class Request:
     )
 
     def __init__(
-        self, message: AddRequest, *, arrival: int, max_model_len: int, queued: float = 0.0
+        self, message: AddRequest, *, arrival_number: int, max_model_len: int, queued: float = 0.0
     ) -> None:
         self.request_id = message.request_id
         self.token_ids: list[int] = message.prompt_token_ids + message.output_token_ids
@@ -80,7 +80,7 @@ class Request:
         self.cache_salt = message.cache_salt
         self.eos_token_ids = frozenset(message.eos_token_ids)
         self.bad_words_ids = message.bad_words_ids
-        self.arrival = arrival  # a sequence number: the order of equal priorities
+        self.arrival_number = arrival_number  # orders requests of one priority and due time
         self.pooling: PoolingParams | None = message.pooling
         self.queued = queued  # when it reached the engine, in monotonic seconds
         self.due = 0.0  # when its first token is due: in seconds with a TTFT target, else in tokens

@@ -89,11 +89,6 @@ def _rope(header: GgufHeader, name: str, head_dim: int) -> dict[str, Any]:
     """Base, rotated share and scaling of the rotary embedding."""
     metadata = header.metadata
     rotary_dim = metadata.integer(f"{name}.rope.dimension_count", head_dim)
-    if rotary_dim != head_dim and name != "phi3":
-        raise metadata.wrong(
-            f"{name}.rope.dimension_count", f"is {rotary_dim}, but this architecture rotates all "
-            f"{head_dim} dimensions of a head here; take another model"
-        )  # fmt: skip
     found = {
         "rope_theta": metadata.number(f"{name}.rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(header, f"{name}.rope.scaling", rotary_dim),

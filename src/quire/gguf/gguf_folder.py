@@ -24,12 +24,14 @@ from quire.gguf.gguf_header import read_gguf_header
 from quire.gguf.gguf_tokenizer import UnreadTokenizerError, tokenizer_files
 from quire.gguf.vocabulary_list import VocabularyList
 from quire.last_use import NO_HOME, last_use, mark_used, user_cache
+from quire.locked_folder import make_locked_folder, remove_left_folders
 from quire.model_folder import GGUF_LINK, NO_TOKENIZER, check_regular
 from quire.version import __version__
 
 logger = logging.getLogger(__name__)
 
 _LAYOUT = 4  # to be raised when other files are made of the same metadata
+_PREFIX = "quire-gguf-"  # of temporary folders
 _MOST_FOLDERS = 32  # that are kept, of those that were used last
 # those of this process, by the folder of the cache that could not be written
 _temporary: dict[Path, Path] = {}
@@ -105,9 +107,14 @@ def _write(folder: Path, file: Path, content: Mapping[str, str]) -> None:
 
 
 def _write_temporary(folder: Path, file: Path, content: Mapping[str, str], error: OSError) -> Path:
-    """A folder that is removed with this process, where the cache cannot be written."""
+    """A folder that is removed with this process, where the cache cannot be written.
+
+    Or by a later one that needs such a folder, if this one is killed.
+    """
     try:
-        made = Path(tempfile.mkdtemp(prefix="quire-gguf-"))
+        parent = Path(tempfile.gettempdir())
+        remove_left_folders(_PREFIX, parent)
+        made, _ = make_locked_folder(_PREFIX, parent)  # locked as long as this process lives
         atexit.register(_remove, made, os.getpid())
         _fill(made, file, content)
     except OSError:

@@ -40,7 +40,7 @@ class VocabularyProtocol(Protocol):
     """A vocabulary that llguidance's tokenizer object can be built from."""
 
     def build(self) -> LLTokenizer:
-        """llguidance's tokenizer object."""
+        """llguidance's tokenizer object, for as long as this one is there."""
 
 
 class Compiler(Protocol):
@@ -72,7 +72,7 @@ class GrammarCompiler:
         cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
         self._load = vocabulary
-        self._loaded: LLTokenizer | None = None
+        self._loaded: tuple[VocabularyProtocol, LLTokenizer] | None = None
         self._loading = threading.Lock()
         self._matchers: ByteBoundedCache[tuple[str, str, str | None], AnyMatcher] = (
             ByteBoundedCache(cache_bytes)
@@ -95,8 +95,9 @@ class GrammarCompiler:
     def _tokenizer(self) -> LLTokenizer:
         with self._loading:
             if self._loaded is None:
-                self._loaded = self._load().build()
-            return self._loaded
+                vocabulary = self._load()
+                self._loaded = vocabulary, vocabulary.build()
+            return self._loaded[1]
 
 
 def _compile(structured_outputs: StructuredOutputs, tokenizer: LLTokenizer) -> AnyMatcher:

@@ -5,6 +5,7 @@ The bytes of tokens are the detokenizer's, so a grammar constrains exactly what 
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 from quire.errors import InvalidRequestError
@@ -16,34 +17,49 @@ if TYPE_CHECKING:
 
 
 class GreedyVocabulary:
-    """A vocabulary for llguidance; text is split into the longest tokens first.
+    """A vocabulary for llguidance; text is split into the longest tokens first."""
 
-    llguidance calls the object to split text that the grammar forces.
-    """
-
-    is_tokenizer_wrapper = True
-    bos_token_id = None
     tokens: list[bytes]
     special_token_ids: list[int]
     eos_token_ids: list[int]
     _greedy: LLTokenizer
 
-    @property
-    def eos_token_id(self) -> int:
-        """One of the tokens that end an answer."""
-        return self.eos_token_ids[0]
-
-    def __call__(self, text: str) -> list[int]:
+    def split(self, text: str) -> list[int]:
         """The token ids of a text that follows other text."""
         return self._greedy.greedy_tokenize(text)
 
     def build(self) -> LLTokenizer:
-        """llguidance's tokenizer object. Takes about 3 microseconds per token."""
+        """llguidance's tokenizer object, for as long as this one is there.
+
+        Takes about 3 microseconds per token.
+        """
         from llguidance import LLTokenizer
 
         # the type stubs ask for a class that llguidance does not need
-        self._greedy = LLTokenizer(self, eos_token=self.eos_token_ids)  # type: ignore[arg-type]
+        self._greedy = LLTokenizer(_Held(self), eos_token=self.eos_token_ids)  # type: ignore[arg-type]
         return self._greedy
+
+
+class _Held:
+    """The part of a vocabulary that llguidance holds; it is called to split text that is forced.
+
+    It does not hold the vocabulary, which holds llguidance's object: Python's garbage collector
+    does not look into that, so such a cycle would never be freed.
+    """
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: GreedyVocabulary) -> None:
+        self.tokens = vocabulary.tokens
+        self.special_token_ids = vocabulary.special_token_ids
+        self.eos_token_id = vocabulary.eos_token_ids[0]
+        self._vocabulary = weakref.ref(vocabulary)
+
+    def __call__(self, text: str) -> list[int]:
+        vocabulary = self._vocabulary()
+        assert vocabulary is not None, "the compiler has it"
+        return vocabulary.split(text)
 
 
 class Vocabulary(GreedyVocabulary):
@@ -68,11 +84,11 @@ class Vocabulary(GreedyVocabulary):
         special = {i for i in range(self.size) if tokenizer.is_special(i)}
         self.special_token_ids = sorted(special | set(self.eos_token_ids))
 
-    def __call__(self, text: str) -> list[int]:
+    def split(self, text: str) -> list[int]:
         """The token ids of a text that follows other text."""
         token_ids = self._tokenizer.encode_inside(text)
         if max(token_ids, default=0) < self.size:
             spelled = b"".join(map(self._tokenizer.token_bytes, token_ids))
             if spelled == text.encode():
                 return token_ids
-        return super().__call__(text)  # the tokenizer changes the text, or knows more tokens
+        return super().split(text)  # the tokenizer changes the text, or knows more tokens

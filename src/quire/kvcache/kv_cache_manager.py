@@ -104,10 +104,6 @@ class KVCacheManager:
         """Requests that have waited for a prefix and are ready to be scheduled."""
         return self._in_flight.take_ready()
 
-    def block_table(self, request: Request) -> list[int]:
-        """The blocks that hold tokens 0, 1, .. of a running request."""
-        return self._tables[request.request_id].block_ids
-
     def num_missing_blocks(self, request: Request) -> int:
         """The number of blocks that a running request lacks to hold all its known tokens."""
         held = len(self._tables[request.request_id].block_ids)

@@ -92,10 +92,6 @@ class PaddedLinear(LinearBase):
         return super().forward(x)[:, : self.spec.n]
 
 
-class ColumnParallelLinear(LinearBase):
-    """A linear layer whose outputs are split among ranks; each has the full input."""
-
-
 class RowParallelLinear(LinearBase):
     """A linear layer whose inputs are split among ranks; their outputs are summed."""
 
@@ -112,9 +108,10 @@ class RowParallelLinear(LinearBase):
         return self.method.add_norm(self, x, residual.residual, norm)
 
 
-class MergedColumnParallelLinear(ColumnParallelLinear):
-    """Several column-parallel weights stacked into one, so that one matmul serves all.
+class MergedColumnParallelLinear(LinearBase):
+    """Several weights stacked into one, so that one matmul serves all.
 
+    Outputs are split among ranks; each has the full input.
     A checkpoint may hold the parts or, loaded with part None, the stack.
     """
 

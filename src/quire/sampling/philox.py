@@ -1,4 +1,4 @@
-"""Counter-based random numbers: a pure function of (seed, position, draw), without state.
+"""Counter-based random numbers: a pure function of (seed, position), without state.
 
 Owns Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3",
 SC'11) and the uniforms made from it; does not own what they are used for. A request therefore
@@ -32,14 +32,10 @@ def philox4x32(counter: Words, key: Words) -> Words:
     return words
 
 
-def uniforms(seeds: Ints, positions: Ints, draw: int = 0) -> Floats:
-    """One number in [0, 1) for each row, a multiple of 2^-53.
-
-    seeds, positions: [S]. draw: distinguishes several numbers of one position.
-    """
+def uniforms(seeds: Ints, positions: Ints) -> Floats:
+    """One number in [0, 1) for each row, a multiple of 2^-53. seeds, positions: [S]."""
     counter = np.zeros((len(seeds), 4), np.uint64)
     counter[:, 0], counter[:, 1] = positions & _LOW, positions >> 32
-    counter[:, 2] = draw
     key = np.empty((len(seeds), 2), np.uint64)
     key[:, 0], key[:, 1] = seeds & _LOW, (seeds >> 32) & _LOW
     words = philox4x32(counter, key)

@@ -53,7 +53,7 @@ class Planner:
         now: seconds, by the clock of Request.queued.
         """
         budget = self._config.max_num_batched_tokens
-        step = StepPlan(budget, now, MAX_LOOKUP_BUDGETS * budget)
+        step = StepPlan(budget, MAX_LOOKUP_BUDGETS * budget)
         for request in self._kv.take_ready():
             self._batch.waiting.push(request)
         decodes, prompts = self._batch.split_decodes_prefills()

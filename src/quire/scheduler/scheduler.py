@@ -82,8 +82,6 @@ class Scheduler:
         """Add a request to the waiting queue; it has passed RequestLimits.check.
 
         Its priority counts only with the scheduling policy of that name.
-
-        Raises InvalidRequestError if its id is that of a request that has not ended.
         """
         assert 0 < request.num_tokens < request.max_total_tokens
         assert self._kv.num_blocks_for(request.max_total_tokens - 1) <= self._kv.pool.num_blocks

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quire.core.request import Request, RequestStatus
-from quire.errors import invalid_value
 from quire.kvcache.kv_cache_manager import KVCacheManager
 from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.waiting_queue import WaitingQueue
@@ -54,15 +53,8 @@ class Batch:
         self._removed_ids: list[str] = []  # left the batch since the last plan
 
     def add(self, request: Request) -> None:
-        """Add a new request to the waiting queue.
-
-        Raises InvalidRequestError if its id is that of a request that has not ended.
-        """
-        if request.request_id in self.requests:
-            raise invalid_value(
-                "request_id",
-                f"{request.request_id!r} is running already; use a new id for each request",
-            )
+        """Add a new request to the waiting queue."""
+        assert request.request_id not in self.requests
         if not self.requests:
             self.burst = Burst()
         if self.burst is not None:

@@ -17,14 +17,13 @@ PlannedRequest = tuple[Request, ScheduledRequest, int]
 class StepPlan:
     """The entries of a step, in the order of addition, at most one a request, in a token budget.
 
-    now: when it is planned, in seconds of the requests' clock. prefix_wait_tokens: prompt tokens of
-    requests that may still be sent to wait for a prefix. reserved: of the step's token budget, what
-    is not for prompts. chunk_limit: of one prompt's tokens.
+    prefix_wait_tokens: prompt tokens of requests that may still be sent to wait for a prefix.
+    reserved: of the step's token budget, what is not for prompts. chunk_limit: of one prompt's
+    tokens.
     """
 
-    def __init__(self, budget: int, now: float = 0.0, prefix_wait_tokens: int = 0) -> None:
+    def __init__(self, budget: int, prefix_wait_tokens: int = 0) -> None:
         self.budget = budget  # tokens not given out yet
-        self.now = now
         self.prefix_wait_tokens = prefix_wait_tokens
         self.reserved = 0
         self.chunk_limit = budget
@@ -52,18 +51,12 @@ class StepPlan:
         )
 
     def add(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
-        """Plan a request's next num_tokens tokens, after those it has in this step."""
+        """Plan a request's next num_tokens tokens."""
         request_id, start = request.request_id, request.num_computed_tokens
         samples = start + num_tokens == len(request.token_ids) + request.num_in_flight_tokens
         request.num_computed_tokens = start + num_tokens
         request.num_in_flight_tokens += samples
         self.budget -= num_tokens
-        if request_id in self._planned:
-            _, entry, _ = self._planned[request_id]
-            entry.num_tokens += num_tokens
-            entry.new_block_ids += new_block_ids
-            entry.samples = samples
-            return
         entry = ScheduledRequest(
             request_id=request_id,
             start=start,

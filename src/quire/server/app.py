@@ -40,15 +40,13 @@ from quire.server.http.envelope import OPEN_PATHS, Envelope
 from quire.server.http.root_path import RootPath
 from quire.server.model_loading import ModelLoader
 from quire.server.model_registry import ModelRegistry
-from quire.server.ops import api_page
 from quire.server.ops.admin import build_admin_app
-from quire.server.ops.api_page import docs_route
 from quire.server.ops.health import Health
 from quire.server.ops.live_view import live_route
-from quire.server.ops.metrics_route import MetricsPage
+from quire.server.ops.metrics_route import metrics_route
 from quire.server.ops.openapi import with_openapi
 from quire.server.ops.request_observer import RequestObserver
-from quire.server.ops.web_page import WebPage
+from quire.server.ops.web_page import DOCS_PATH, WebPage, docs_route
 from quire.server.settings import ServerSettings
 
 # The routes that use a model, besides /v1/responses; each is declared beside its handler.
@@ -115,7 +113,7 @@ def build_server(
             live_route(models, observer.metrics),
             tokenizer_info_route(models),
             props_route(models),
-            MetricsPage(observer.metrics, models, settings.gpu_hour_cost).route,
+            metrics_route(observer.metrics, models, settings.gpu_hour_cost),
             *page.routes,
             docs_route(page.assets),
         ],
@@ -128,7 +126,7 @@ def build_server(
             DrainGate(inner, drain, OPEN_PATHS),
             keys=settings.keys,
             hosts=settings.hosts,
-            open_paths=OPEN_PATHS | page.paths | {api_page.PATH},
+            open_paths=OPEN_PATHS | page.paths | {DOCS_PATH},
             on_end=observer.note_end,
             probes_have_id=settings.enable_request_id_headers,
         )

@@ -133,7 +133,8 @@ class ModelLoader:
         if order.grace:
             await _until_idle(entry, order.grace)
             agreed = entry.num_running == 0
-        self._send(ModelReleased(name=order.name, agreed=agreed), order.name)
+        reply = ModelReleased(name=order.name, number=order.number, agreed=agreed)
+        self._send(reply, order.name)
 
     def _wake(self, status: ModelStatus) -> None:
         for queue in self._readers.get(status.name, ()):

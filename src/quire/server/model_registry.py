@@ -19,8 +19,8 @@ from quire.engine.processes.control_channel import ModelState, ModelStatus
 from quire.errors import ModelNotFoundError, ModelNotLoadedError
 from quire.server.admission.admission_control import Admission, Capacity
 from quire.server.admission.in_flight import InFlightCounter, local_counters
-from quire.server.parsing.choose_parsers import ModelParsers, choose_parsers
 from quire.server.parsing.template_variables import known_defaults, parse_template_defaults
+from quire.server.parsing.tool_parsers import ModelParsers, choose_parsers
 from quire.server.settings import ServerSettings
 from quire.version import __version__
 

@@ -3,7 +3,8 @@
 Such a name is broken by a mark (BREAK) behind its first character. The library looks for control
 tokens, finds none in it, and drops the mark: as ids, texts are whole. Its model must not find the
 name either: that of SentencePiece's Unigram kind would, as all tokens of its vocabulary are pieces.
-So in the copy of the tokenizer that reads such texts they have other names there.
+So in the copy of the tokenizer that reads such texts they have other names there. A name of one
+character is written as the mark and a stand-in, which the copy replaces.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from quire.tokenizer.conversation_input import BREAK
 
 if TYPE_CHECKING:
     import tokenizers
+
+_PRIVATE_USE = 0xF0000  # of Unicode's code points
 
 EncodeText = Callable[[str, bool], list[int]]
 """From a text, and whether to add special tokens around it, to token ids."""
@@ -62,16 +65,28 @@ def _whole_spec(backend: tokenizers.Tokenizer) -> dict[str, Any]:
     return spec
 
 
+def stand_ins(backend: tokenizers.Tokenizer, control: Iterable[str]) -> dict[str, str]:
+    """Names of one character, and what stands for them in texts where they stay text.
+
+    One that is a piece of the model is not told from its text, which has no other token.
+    """
+    names = sorted(name for name in control if len(name) == 1)
+    others = (name for name in names if backend.model.token_to_id(name) is None)
+    return {name: f"{BREAK}{chr(_PRIVATE_USE + index)}" for index, name in enumerate(others)}
+
+
 def careful_encoder(backend: tokenizers.Tokenizer) -> EncodeText:
     """A copy of the tokenizer, for which broken names of control tokens are plain text."""
     import tokenizers
 
     spec = _whole_spec(backend)
-    drop = {"type": "Replace", "pattern": {"String": BREAK}, "content": ""}
-    rest = [spec["normalizer"]] if spec["normalizer"] else []
-    spec["normalizer"] = {"type": "Sequence", "normalizers": [drop, *rest]}
     added = spec["added_tokens"]
-    _rename(spec["model"], {token["content"] for token in added if token["special"]})
+    control = {token["content"] for token in added if token["special"]}
+    texts = {stand_in: name for name, stand_in in stand_ins(backend, control).items()} | {BREAK: ""}
+    first = [{"type": "Replace", "pattern": {"String": m}, "content": t} for m, t in texts.items()]
+    rest = [spec["normalizer"]] if spec["normalizer"] else []
+    spec["normalizer"] = {"type": "Sequence", "normalizers": [*first, *rest]}
+    _rename(spec["model"], control)
     own_ids = {token["content"]: token.pop("id") for token in added}
     spec["added_tokens"] = [_token_above_all(spec["model"], own_ids.values())]
     copy = tokenizers.Tokenizer.from_str(json.dumps(spec))

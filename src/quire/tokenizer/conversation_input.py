@@ -148,10 +148,10 @@ def _with_parsed_arguments(calls: Any, where: str) -> list[dict[str, Any]]:
 
 def _with_parsed(call: dict[str, Any], where: str) -> dict[str, Any]:
     function, field = call.get("function"), f"{where}.function.arguments"
-    if not isinstance(function, dict) or "arguments" not in function:
+    if not isinstance(function, dict):
         return call
-    arguments = function["arguments"]
-    if arguments is None:
+    arguments = function.get("arguments")
+    if arguments is None:  # as in vLLM: most templates fail where there are none
         arguments = {}
     if isinstance(arguments, str):
         try:

@@ -15,6 +15,7 @@ from quire.tokenizer.control_names import (
     careful_encoder,
     hides_names,
     plain_encoder,
+    stand_ins,
     tokenizer_json,
 )
 from quire.tokenizer.conversation_input import BREAK
@@ -35,7 +36,9 @@ class Encoder:
         self, backend: tokenizers.Tokenizer, control: Collection[tokenizers.AddedToken]
     ) -> None:
         self._backend = backend
-        self._control = _beginnings_of(token.content for token in control)
+        names = [token.content for token in control]
+        self._stand_ins = stand_ins(backend, names)
+        self._control = _beginnings_of(names, self._stand_ins)
         self._plain = plain_encoder(backend)
         self._hides_names = hides_names(backend, control)
         self._quick_chars = quick_chars(backend)
@@ -76,10 +79,13 @@ class Encoder:
         return self._guard.ids(partial(encode, text, add_special_tokens), question)
 
     def escape_control_tokens(self, text: str) -> str:
-        """The text with each control token's name broken behind its first character."""
+        """The text with each control token's name broken behind its first character.
+
+        Or written as its stand-in, if it has one.
+        """
         if self._control.search(text) is None:  # which is quicker than to replace nothing
             return text
-        return self._control.sub(rf"\g<0>{BREAK}", text)
+        return self._control.sub(lambda m: self._stand_ins.get(m[0], f"{m[0]}{BREAK}"), text)
 
     def inner_ids(self, text: str) -> list[int]:
         """Ids of a text that follows other text, without the space that some put in front."""
@@ -115,10 +121,10 @@ def _failure(error: BaseException) -> InvalidRequestError:
     )
 
 
-def _beginnings_of(texts: Iterable[str]) -> re.Pattern[str]:
+def _beginnings_of(texts: Iterable[str], stand_ins: Collection[str]) -> re.Pattern[str]:
     """Matches the first character of any of them, wherever one stands, also inside another.
 
-    Texts of one character are left out: there is no place to break them.
+    Texts of one character without a stand-in are left out: there is no place to break them.
     """
-    texts = sorted(text for text in texts if len(text) > 1)
+    texts = sorted(text for text in texts if len(text) > 1 or text in stand_ins)
     return re.compile("|".join(f"{re.escape(t[0])}(?={re.escape(t[1:])})" for t in texts) or "(?!)")

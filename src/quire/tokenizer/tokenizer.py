@@ -17,11 +17,12 @@ tokens, such as <think>, are recognised everywhere.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import invalid_value
+from quire.tokenizer.control_names import tokenizer_json
 from quire.tokenizer.conversation_input import TextMap, check_text
 from quire.tokenizer.encoder import Encoder
 from quire.tokenizer.token_spelling import Pieces, Spelling
@@ -80,13 +81,15 @@ class Tokenizer:
         self.pieces = lru_cache(_MAX_PIECES)(self._pieces)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(self._like, templates=self._sources), ()  # not those that are compiled
+        # the backend's own pickle is a text that it cannot always read
+        spec = tokenizer_json(self._backend)
+        return _of_json, (spec, self.names, self._sources, self.model_max_length)
 
-    @property
-    def _like(self) -> partial[Tokenizer]:
-        """Makes tokenizers like this one, of templates."""
-        rest: dict[str, Any] = {"names": self.names, "model_max_length": self.model_max_length}
-        return partial(Tokenizer, self._backend, **rest)
+    def __copy__(self) -> Tokenizer:
+        return self  # nothing changes it
+
+    def __deepcopy__(self, _: object) -> Tokenizer:
+        return self
 
     @classmethod
     def from_folder(cls, path: Path, template: tuple[str, str] | None = None) -> Tokenizer:
@@ -113,7 +116,12 @@ class Tokenizer:
 
         origin: where it is from, for errors. Raises CheckpointError for a damaged template.
         """
-        return self._like(templates={"default": (origin, source)})
+        return Tokenizer(
+            self._backend,
+            names=self.names,
+            templates={"default": (origin, source)},
+            model_max_length=self.model_max_length,
+        )
 
     def vocabulary(self) -> dict[str, int]:
         """All tokens by their names in the vocabulary, with their ids."""
@@ -321,6 +329,16 @@ class Tokenizer:
             return self._templates["default"]
         fix = "use plain completions, or start again with one (chat_template)"
         raise invalid_value("messages", f"this model has no chat template; {fix}")
+
+
+def _of_json(
+    spec: str, names: dict[str, str], templates: dict[str, tuple[str, str]], max_length: int
+) -> Tokenizer:
+    """A tokenizer that was pickled. spec: its tokenizer.json."""
+    import tokenizers
+
+    backend = tokenizers.Tokenizer.from_str(spec)
+    return Tokenizer(backend, names=names, templates=templates, model_max_length=max_length)
 
 
 def _compile(

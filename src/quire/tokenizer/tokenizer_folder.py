@@ -7,6 +7,7 @@ one of four files.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from quire.tokenizer.pattern_check import slow_pattern
 
 if TYPE_CHECKING:
     import tokenizers
+
+logger = logging.getLogger(__name__)
 
 TOKEN_NAMES = (
     "bos_token",
@@ -30,6 +33,7 @@ TOKEN_NAMES = (
 NO_MAX_LENGTH = int(1e30)
 """What `transformers` has where no file names the most tokens of a text."""
 _LISTS = ("additional_special_tokens", "extra_special_tokens")  # or a map by roles
+_OLDER = "added_tokens"  # of settings: the content of added_tokens.json
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -93,7 +97,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
         token_id: {"content": text, "special": text in special, "normalized": text not in special}
         for text, token_id in added.items()
     }
-    return settings | {"added_tokens_decoder": listed}
+    return settings | {_OLDER: listed}
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -128,12 +132,16 @@ def add_missing_tokens(backend: tokenizers.Tokenizer, settings: dict[str, Any]) 
     """Register tokens that only the settings list, as control tokens where they say so.
 
     As in `transformers`, a token with a role is a control token whatever tokenizer.json says; but
-    one without an id there is left out, as the model has no row for it.
-    Raises CheckpointError if a token would get another id than the one listed.
+    one without an id there is left out, as the model has no row for it. So is a token that would
+    get another id than added_tokens.json lists, which may be older. Raises CheckpointError if it is
+    tokenizer_config.json that lists another.
     """
     known = {token.content: _flags(token) for token in backend.get_added_tokens_decoder().values()}
-    for token_id, flags in _listed_tokens(settings):
-        if flags["content"] not in known:
+    for listed_id, flags in _listed_tokens(settings):
+        token_id = (
+            _own_id(backend, flags["content"], listed_id) if _OLDER in settings else listed_id
+        )
+        if token_id is not None and flags["content"] not in known:
             _add_token(backend, token_id, flags)
             known[flags["content"]] = flags
     for flags, has_role in _special_tokens(settings):
@@ -141,6 +149,22 @@ def add_missing_tokens(backend: tokenizers.Tokenizer, settings: dict[str, Any]) 
         if own_id is not None and (listed is None or (has_role and not listed.get("special"))):
             known[flags["content"]] = (listed or flags) | {"special": True}
             _add_token(backend, own_id, known[flags["content"]])
+
+
+def _own_id(backend: tokenizers.Tokenizer, text: str, listed_id: int) -> int | None:
+    """The id of a token of added_tokens.json; None, where transformers makes up an id, for none."""
+    own = backend.token_to_id(text)
+    added = backend.get_added_tokens_decoder()
+    if own is None and listed_id == max([backend.get_vocab_size(False), *(i + 1 for i in added)]):
+        return listed_id  # that of the next token
+    if own != listed_id:
+        logger.warning(
+            "added_tokens.json: the id %d of %r is ignored, as tokenizer.json %s",
+            listed_id,
+            text,
+            "has no such token, so it stays text" if own is None else f"has {own}",
+        )
+    return own
 
 
 def _special_tokens(settings: dict[str, Any]) -> Iterator[tuple[dict[str, Any], bool]]:
@@ -160,7 +184,7 @@ def _flags(token: tokenizers.AddedToken) -> dict[str, Any]:
 
 
 def _listed_tokens(settings: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
-    listed = settings.get("added_tokens_decoder") or {}
+    listed = settings.get("added_tokens_decoder") or settings.get(_OLDER) or {}
     try:
         pairs = [(int(key), flags) for key, flags in listed.items()]
         texts = [flags["content"] for _, flags in pairs]
@@ -181,9 +205,9 @@ def _add_token(backend: tokenizers.Tokenizer, token_id: int, flags: dict[str, An
     backend.add_tokens([AddedToken(flags["content"], **options)])
     if backend.token_to_id(flags["content"]) != token_id:
         raise CheckpointError(
-            f"tokenizer_config.json (or added_tokens.json): {flags['content']!r} has id {token_id} "
-            f"there, but {backend.token_to_id(flags['content'])} after tokenizer.json; download "
-            "both again, or remove the token from the first"
+            f"tokenizer_config.json: {flags['content']!r} has id {token_id} there, but "
+            f"{backend.token_to_id(flags['content'])} after tokenizer.json; download both again, "
+            "or remove the token from the first"
         )
 
 

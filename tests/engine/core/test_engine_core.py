@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
@@ -390,6 +391,18 @@ class Anything:
 
     def advance_to(self, output_token_ids: list[int]) -> None:
         pass
+
+
+def test_an_id_of_an_unfinished_request_is_dropped_and_may_come_again() -> None:
+    core, _ = make_core(grammars=GrammarMatchers(Anything()))
+    grammar = {"structured_outputs": StructuredOutputs(regex="a")}
+    for first, second in itertools.product(({}, grammar), repeat=2):
+        add(core, "a", **first)
+        for _ in range(2):
+            add(core, "a", **second)
+            core.step()
+        found = run_until_idle(core)
+        assert ends(found["a"]) == ["length"]
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -29,7 +29,7 @@ def test_an_id_that_is_cancelled_twice_in_one_message_ends_once() -> None:
     grammars = GrammarMatchers(cast(Compiler, compiler))
     sampling = SamplingParams(structured_outputs=outputs)
     message = AddRequest(request_id="a", prompt_token_ids=[1], sampling=sampling)
-    request = Request(message, arrival=0, max_model_len=9)
+    request = Request(message, arrival_number=0, max_model_len=9)
     grammars.start_compiling(request, outputs)
     assert grammars.cancel(["a", "unknown", "a"]) == [request]
     assert grammars.num_pending == 0

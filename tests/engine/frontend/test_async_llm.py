@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -42,12 +43,18 @@ async def begin(call: Call) -> tuple[AsyncLLM, asyncio.Task[object]]:
     return llm, task
 
 
-def test_a_shutdown_while_the_model_is_loaded_is_an_error_of_the_engine(call: Call) -> None:
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_shutdown_while_the_model_is_loaded_is_an_error_of_the_engine(
+    call: Call, elsewhere: bool
+) -> None:
     async def main() -> None:
         llm, task = await begin(call)
-        llm.shutdown()
+        if elsewhere:
+            threading.Thread(target=llm.shutdown).start()
+        else:
+            llm.shutdown()
         with pytest.raises(EngineError, match="was shut down"):
-            await task
+            await asyncio.wait_for(task, 60)
 
     asyncio.run(main())
 

@@ -108,6 +108,11 @@ def test_what_files_a_start_waits_for_is_logged(
     assert [str(stalled) in line for line in caplog.messages] == [True]
 
 
+def reply(order: ReleaseModel, *, agreed: bool) -> ModelReleased:
+    """An API process's reply."""
+    return ModelReleased(name=order.name, number=order.number, agreed=agreed)
+
+
 class Deathbed:
     """A fake supervisor: the engine dies for good while processes are requested."""
 
@@ -140,7 +145,7 @@ class Deathbed:
             self.states.append(message.state)
         if isinstance(message, ReleaseModel):
             self._on_end(EngineError("it died again and again"))
-            self.fleet.on_message("0", ModelReleased(name=message.name, agreed=False))
+            self.fleet.on_message("0", reply(message, agreed=False))
 
 
 @pytest.mark.parametrize("grace", [0.0, 1.0])
@@ -204,7 +209,7 @@ class InConstantUse:
             self.statuses.append((message.name, message.state))
         if isinstance(message, ReleaseModel):
             agreed = message.grace > self.longest
-            self.fleet.on_message("0", ModelReleased(name=message.name, agreed=agreed))
+            self.fleet.on_message("0", reply(message, agreed=agreed))
 
     async def request(self, name: str) -> str:
         """The reason why a request of this model is refused; "" if it is not."""
@@ -311,7 +316,7 @@ def test_idle_models_stay_where_even_all_of_them_would_not_free_enough(
                 super().broadcast(message)
             else:
                 agreed = message.name != "busy"
-                self.fleet.on_message("0", ModelReleased(name=message.name, agreed=agreed))
+                self.fleet.on_message("0", reply(message, agreed=agreed))
 
     async def run() -> list[str]:
         nonlocal clock
@@ -412,6 +417,37 @@ def test_one_client_that_calls_models_in_turn_waits_for_an_idle_one(
     assert pauses == pytest.approx([1.1, 1.1, 0.6, 0.6], abs=1e-3)
 
 
+class Late(InConstantUse):
+    """Its API process was stopped when it was asked first, and then has requests of the model."""
+
+    orders: list[ReleaseModel]
+
+    def broadcast(self, message: ControlMessage) -> None:
+        if not isinstance(message, ReleaseModel):
+            super().broadcast(message)
+            return
+        self.orders.append(message)
+        if len(self.orders) > 1:
+            self.fleet.on_message("0", reply(self.orders[0], agreed=True))
+            self.fleet.on_message("0", reply(message, agreed=False))
+
+
+def test_a_late_reply_does_not_answer_the_next_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_fleet, "ANSWER_SECONDS", 0.01)
+
+    async def run() -> None:
+        parent = Late()
+        parent.orders = []
+        fleet = await fleet_of(parent, "a", limit=300 * MIB)
+        assert not await parent.request("a")
+        for _ in range(2):
+            await fleet._unload(fleet._models["a"], grace=0.0)
+        assert fleet._models["a"].state == "loaded"
+        assert not parent.stopped
+
+    asyncio.run(run())
+
+
 class Answering(InConstantUse):
     """Its requests take long."""
 
@@ -419,7 +455,7 @@ class Answering(InConstantUse):
         if not isinstance(message, ReleaseModel):
             super().broadcast(message)
         elif not message.grace:
-            self.fleet.on_message("0", ModelReleased(name=message.name, agreed=False))
+            self.fleet.on_message("0", reply(message, agreed=False))
 
 
 @pytest.mark.parametrize(
@@ -465,7 +501,8 @@ def test_a_model_that_fits_does_not_wait_until_a_busy_one_is_unloaded(
             await let_tasks_run()
         assert loaded(fleet) == [*first, *beside]
         assert not parent.stopped
-        fleet.on_message("0", ModelReleased(name="busy", agreed=True))
+        number = fleet._models["busy"].num_questions
+        fleet.on_message("0", ModelReleased(name="busy", number=number, agreed=True))
         await let_tasks_run()
         assert loaded(fleet) == ["large", *first, *beside]
         assert parent.stopped == ["busy"]

@@ -20,6 +20,7 @@ import zmq
 from quire.engine.processes import private_folder as module
 from quire.engine.processes.private_folder import private_folder
 from quire.errors import ConfigError
+from quire.locked_folder import remove_left_folders
 
 
 def assert_holds_sockets(folder: Path) -> None:
@@ -114,7 +115,7 @@ def test_folders_of_killed_servers_are_removed_and_no_others(
             theirs = SimpleNamespace(st_mode=found.st_mode, st_uid=os.geteuid() + 1)
             return theirs if is_theirs else found
 
-        monkeypatch.setattr(module.os, "fstat", of_another_user)
+        monkeypatch.setattr(os, "fstat", of_another_user)
         with private_folder() as new:
             assert in_use.exists()
             assert new.exists()
@@ -131,7 +132,7 @@ def test_a_folder_that_another_server_removes_before_it_is_locked_is_made_again(
     def flock(file: int, how: int) -> None:
         if how == fcntl.LOCK_SH and not taken:
             taken.extend(short.glob(f"{module.PREFIX}*"))
-            module._remove_left(short)
+            remove_left_folders(module.PREFIX, short)
         lock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)

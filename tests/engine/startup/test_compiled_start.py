@@ -203,8 +203,6 @@ def test_where_compiled_kernels_are_not_to_be_used_torch_is_needed(
     [
         ({"threads": 100_000}, "threads must be at most"),
         ({"max_model_len": 5000}, "positions up to 4096; lower it"),
-        ({"max_model_len": 16384, "max_num_seqs": 8}, "4096; set it to 2048 if .* for 8 requests"),
-        ({"max_model_len": 99999, "max_num_seqs": 8}, "positions up to 4096; lower it"),
         ({"num_blocks": 1, "max_model_len": 100}, "max_model_len is 100"),
     ],
 )

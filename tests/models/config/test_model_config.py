@@ -193,7 +193,7 @@ def test_a_partial_rotary_factor_is_refused_where_whole_heads_are_rotated(
         if ARCHITECTURES[architecture].has_partial_rotary:
             assert read(tmp_path, **given, **where).rope.rotary_dim == 32
             continue
-        with pytest.raises(CheckpointError, match=r"partial_rotary_factor is 0\.5, but layers of"):
+        with pytest.raises(CheckpointError, match="factor rotates 32 of 64 dimensions, but layers"):
             read(tmp_path, **given, **where)
         read(tmp_path, **given, **json.loads(json.dumps(where).replace("0.5", "1.0")))
 
@@ -374,10 +374,11 @@ def test_without_a_key_the_data_type_is_that_of_the_weights(
         "c.qweight": torch.zeros(64, 8, dtype=torch.int32),
     }
     save_file(weights, tmp_path / "model.safetensors")
-    for absent in (..., None):
+    for absent in (..., None, "auto"):
         found = read(tmp_path, torch_dtype=absent)
         assert (found.dtype, found.names_dtype) == (str(dtype).removeprefix("torch."), False)
     assert read(tmp_path, torch_dtype="float16", dtype="bfloat16").dtype == "bfloat16"
+    assert read(tmp_path, torch_dtype="half", dtype="auto").dtype == "float16"
 
 
 VALUES = [None, True, 0, -1, 1, 2, 3, 7, 2**40, 10**400, 0.5, -0.0, 1e308, float("nan"), "", "x"]

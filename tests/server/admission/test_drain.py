@@ -13,6 +13,7 @@ import pytest
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
+from quire.server.admission.drain import Drain
 from quire.server.app import build_app
 from quire.server.http.listen_address import bind
 from quire.server.settings import ServerSettings
@@ -110,7 +111,13 @@ def test_a_running_stream_ends_well_and_new_requests_are_refused(
     with caplog.at_level(logging.INFO, "quire.server.admission.drain"):
         asyncio.run(scenario())
     (record,) = (line for line in caplog.records if line.name == "quire.server.admission.drain")
-    assert record.getMessage() == "shutting down: 1 running requests have 20 s to finish"
+    assert record.getMessage() == "shutting down: 20 s to finish for requests: 1"
+
+
+def test_a_drain_with_nothing_to_finish_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "quire.server.admission.drain"):
+        asyncio.run(Drain().run(20))
+    assert caplog.messages == ["shutting down: no request is running"]
 
 
 def test_what_does_not_end_in_time_gets_an_error(

@@ -7,21 +7,18 @@ from asgi_client import call
 from starlette.applications import Starlette
 
 from quire.compat.refused_fields import WHY_REFUSED
-from quire.server.api.anthropic.messages_request import MESSAGES_REFUSED
-from quire.server.api.common.chat_messages import MESSAGE_UNSUPPORTED
-from quire.server.api.common.chat_request import CHAT_REFUSED
-from quire.server.api.common.response_format import UNSUPPORTED
-from quire.server.api.llama_cpp.completion_request import REFUSED
-from quire.server.api.ollama import ollama_request
-from quire.server.api.openai.responses_request import RESPONSES_REFUSED
+from quire.server.api.ollama.ollama_options import Options
+from quire.server.api.ollama.ollama_request import OllamaFunction
+from quire.server.ops.openapi import entries_of
+from quire.server.ops.openapi_schemas import described_in
 
-OLLAMA = {*ollama_request._REFUSED, *ollama_request.OllamaMessage.neutral}
-TABLES = (MESSAGES_REFUSED, MESSAGE_UNSUPPORTED, CHAT_REFUSED, UNSUPPORTED)
-TABLES += (REFUSED, RESPONSES_REFUSED)
+ELSEWHERE = {Options, OllamaFunction}  # refused by the table of names; taken with any usual value
 
 
-def test_each_has_its_reason() -> None:
-    assert OLLAMA.union(*TABLES) == set(WHY_REFUSED)
+def test_each_has_its_reason(app: Starlette) -> None:
+    bodies = [entry.body for entry in entries_of(app.routes) if entry.body is not None]
+    structs = set(described_in(bodies)) - ELSEWHERE
+    assert {name for struct in structs for name in struct.neutral} == set(WHY_REFUSED)
     assert all(text[0].islower() and not text.endswith(".") for text in WHY_REFUSED.values())
 
 

@@ -17,7 +17,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.server.app import build_app
 from quire.server.http.request_record import RequestRecord
 from quire.server.ops.metric_snapshots import COUNTERS, FOLDED, SUFFIX, Snapshot, SnapshotFolder
-from quire.server.ops.server_metrics import Metrics
+from quire.server.ops.server_metrics import EngineTotal, Metrics
 from quire.server.settings import ServerSettings
 
 
@@ -45,7 +45,7 @@ def leave(folder: Path, name: str, *, requests: int = 1, epoch: int = 0) -> None
 def sums(folder: Path) -> tuple[float, ...]:
     """All counters, as read by one process."""
     total = Metrics(folder).total()
-    engine = total.engines["fake"]
+    engine = EngineTotal(total.engines["fake"])
     return (
         engine.requests.num_sent,
         engine.requests.finished["stop"],

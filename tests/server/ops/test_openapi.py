@@ -144,6 +144,10 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "a", "n": 0}),
     ("/v1/completions", {"prompt": "a", "logprobs": -2}),
     ("/v1/completions", {"prompt": {"a": 1}}),
+    ("/v1/rerank", {"query": "a", "documents": "b"}),
+    ("/v1/rerank", {"query": "a", "documents": {"text": "b"}}),
+    ("/v1/rerank", {"query": "a", "documents": ["b"], "texts": ["b"]}),
+    ("/detokenize", {"tokens": [1685], "use_cache": True}),
     ("/v1/chat/completions", {"messages": [USER], "top_p": 0.5, "max_tokens": 3}),
     ("/v1/chat/completions", {"messages": []}),
     ("/v1/chat/completions", {"messages": [USER], "unknown": 1}),
@@ -231,3 +235,15 @@ def test_what_a_path_leaves_open_is_a_parameter(side: tuple[Starlette, dict[str,
         for operation in methods.values():
             found = [p["name"] for p in operation.get("parameters", ()) if p.get("in") == "path"]
             assert found == re.findall(r"\{(\w+)\}", path)
+
+
+def test_fields_that_are_taken_without_effect_are_documented(described: dict[str, Any]) -> None:
+    """Also names of other engines, on every route that reads a body."""
+    schemas = described["components"]["schemas"]
+    bodies = [
+        schemas[ref.rpartition("/")[2]]
+        for path in described["paths"].values()
+        for ref in re.findall(r"'requestBody': .*?'\$ref': '([^']*)'", str(path.get("post", "")))
+    ]
+    assert len(bodies) > 20
+    assert all("use_cache" in body["properties"] for body in bodies)

@@ -24,7 +24,7 @@ from quire.engine.processes.control_channel import ModelStatus
 from quire.server.app import build_app
 from quire.server.model_registry import ModelRegistry
 from quire.server.ops.metric_snapshots import SnapshotFolder
-from quire.server.ops.metrics_route import MetricsPage
+from quire.server.ops.metrics_route import metrics_route
 from quire.server.ops.prometheus_page import expose
 from quire.server.ops.server_metrics import Metrics
 from quire.server.settings import ServerSettings
@@ -168,8 +168,8 @@ def test_counters_never_go_back_whichever_process_is_asked(tmp_path: Path) -> No
     first, second = (process(tmp_path, engine) for engine in engines)
 
     def scraped(metrics: Metrics) -> float:
-        page = MetricsPage(metrics, ModelRegistry.of(FakeEngine(), ServerSettings()), None)
-        reply = asyncio.run(page.answer(Request({"type": "http", "headers": []})))
+        route = metrics_route(metrics, ModelRegistry.of(FakeEngine(), ServerSettings()), None)
+        reply = asyncio.run(route.endpoint(Request({"type": "http", "headers": []})))
         return value(bytes(reply.body).decode(), "vllm:request_success_total")
 
     answered(engines[0].metrics, "stop")

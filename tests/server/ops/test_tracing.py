@@ -16,8 +16,7 @@ from starlette.applications import Starlette
 
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ConfigError
-from quire.server.api.common.generation_job import make_job
-from quire.server.api.common.generation_record import GenerationRecord
+from quire.server.api.common.generation_job import GenerationRecord, make_job
 from quire.server.api.common.generation_request import GenerationRequest
 from quire.server.app import build_app
 from quire.server.http.request_record import RequestRecord

@@ -263,11 +263,14 @@ class EngineCore:
                 self._grammars.remove(request.request_id)
 
     def _add(self, message: AddRequest) -> None:
+        if message.request_id in self._log.unfinished:  # a refusal would end the other one
+            logger.error("a request with the id of an unfinished one was dropped")
+            return
         try:
             self._num_arrivals += 1
             request = Request(
                 message,
-                arrival=self._num_arrivals,
+                arrival_number=self._num_arrivals,
                 max_model_len=self.limits.max_model_len,
                 queued=time.monotonic(),
             )

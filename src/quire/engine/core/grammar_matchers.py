@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from quire.core.request import Request
 from quire.core.structured_outputs import StructuredOutputs
-from quire.errors import InvalidRequestError, invalid_value
+from quire.errors import InvalidRequestError
 from quire.grammar.grammar_compiler import Compiler
 from quire.grammar.grammar_matcher import AnyMatcher
 
@@ -43,11 +43,6 @@ class GrammarMatchers:
         if self._compiler is None:
             raise structured_outputs.invalid(
                 "it needs a tokenizer, which this engine does not have; leave it out"
-            )
-        if request.request_id in self._pending or request.request_id in self.ready:
-            raise invalid_value(
-                "request_id",
-                f"{request.request_id!r} is running already; use a new id for each request",
             )
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_COMPILE_THREADS, "quire-grammar")

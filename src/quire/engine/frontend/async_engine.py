@@ -8,6 +8,7 @@ import torch.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
@@ -185,10 +186,14 @@ class AsyncEngine(ModelOwner):
         self._tracker.post(ResetPrefixCache())
 
     async def close(self) -> None:
-        """Disconnect from the engine; unfinished requests end with an EngineError."""
+        """Disconnect from the engine; unfinished requests end with an EngineError.
+
+        May be awaited on any event loop.
+        """
         await self._link.close()
         await asyncio.to_thread(self._inputs.close)
-        self._tracker.on_failure(EngineError("the engine was shut down"))
+        failure = EngineError("the engine was shut down")
+        call_on(self._loop, partial(self._tracker.on_failure, failure))
         self._threads.close()
 
     async def _prepare(
@@ -234,6 +239,19 @@ def check_loop(own: asyncio.AbstractEventLoop) -> None:
             f"the event loop that this engine was started on {state}; make all calls on one loop "
             "(from other threads with asyncio.run_coroutine_threadsafe), or make another engine"
         )
+
+
+def call_on(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """Call on an event loop: at once where it runs here, else soon; not once it is closed."""
+    try:
+        is_here = asyncio.get_running_loop() is loop
+    except RuntimeError:  # none runs here
+        is_here = False
+    if is_here:
+        call()
+    else:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(call)
 
 
 def is_long(*prompts: Prompt) -> bool:

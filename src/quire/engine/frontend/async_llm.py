@@ -11,7 +11,7 @@ from quire.compat.missing_names import ModelOwner
 from quire.config import EngineConfig
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
-from quire.engine.frontend.async_engine import AsyncEngine, check_loop
+from quire.engine.frontend.async_engine import AsyncEngine, call_on, check_loop
 from quire.engine.frontend.prompt_inputs import expand_sampling_params
 from quire.engine.frontend.prompt_options import EncodingOptions, read_one_call, refuse_unknown
 from quire.engine.startup.resolved_config import check_files
@@ -113,12 +113,12 @@ class AsyncLLM(ModelOwner):
         return True
 
     def shutdown(self) -> None:
-        """Free the model's memory, for good; streams end with an EngineError."""
+        """Free the model's memory, for good; streams end with an EngineError. From any thread."""
         self._is_closed = True
         if self._start is None:
             return
         if not self._start.done():
-            self._start.cancel()
+            call_on(self._start.get_loop(), self._start.cancel)
         elif not self._start.cancelled() and self._start.exception() is None:
             with ThreadPoolExecutor(1) as thread:  # it waits for the engine, and this may not
                 thread.submit(asyncio.run, self._start.result().close()).result()

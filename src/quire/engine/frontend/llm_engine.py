@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self, Unpack
 
 from quire.compat.missing_names import ModelOwner
@@ -12,7 +13,7 @@ from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.engine.core.deferred_interrupt import DeferredInterrupt
 from quire.engine.frontend.input_processor import PreparedRequest
-from quire.engine.frontend.offline_engine import OfflineEngine
+from quire.engine.frontend.loaded_model import LoadedModel
 from quire.engine.frontend.output_processor import OutputProcessor, Processed
 from quire.engine.frontend.prompt_options import EncodingOptions, read_one_call, refuse_unknown
 from quire.engine.frontend.request_metrics import RequestMetrics
@@ -23,7 +24,7 @@ from quire.tokenizer.load_tokenizer import load_tokenizer
 from quire.tokenizer.transformers_api import TransformersTokenizer
 
 
-class LLMEngine(ModelOwner, OfflineEngine):
+class LLMEngine(ModelOwner, LoadedModel):
     """A model whose steps its caller runs. For one thread.
 
     Items have the answer so far, unless the params have another output_kind.
@@ -70,27 +71,24 @@ class LLMEngine(ModelOwner, OfflineEngine):
             if params.structured_outputs is not None:
                 self._inputs.grammar_checker.check(params.structured_outputs)
             interrupt.deliver()
-            engine.add(prepared, self._outputs)
             kind = params.output_kind
             kind = RequestOutputKind.CUMULATIVE if kind is None else kind
-            self._requests[request_id] = prepared, streamed_items(kind)
-            self._names[prepared.request_id] = request_id
+            with self._all_or_none():
+                self._requests[request_id] = prepared, streamed_items(kind)
+                self._names[prepared.request_id] = request_id
+                engine.add(prepared, self._outputs)
         return request_id
 
     def step(self) -> list[RequestOutput]:
         """Run one step; returns an item for each request that has something new.
 
         Raises the error that ended a request; the others go on. Ctrl-C comes between two steps,
-        and loses nothing; what else is raised within a step ends all requests.
+        and loses nothing; what else is raised within a call ends all requests.
         """
         engine = self._awake()
-        try:
-            with DeferredInterrupt():
-                if self._requests:
-                    self._take(engine.step(self._outputs))
-        finally:
-            if not engine.is_whole:
-                self._drop_all()
+        with DeferredInterrupt(), self._all_or_none():
+            if self._requests:
+                self._take(engine.step(self._outputs))
         if self._failures:
             raise self._failures.pop(0)[1]
         items, self._items = self._items, []
@@ -111,7 +109,7 @@ class LLMEngine(ModelOwner, OfflineEngine):
         """
         refuse_unknown(options)
         ids = [request_ids] if isinstance(request_ids, str) else [*request_ids]
-        with DeferredInterrupt():
+        with DeferredInterrupt(), self._all_or_none():
             for request_id in ids:
                 if request_id in self._requests:
                     prepared, _ = self._requests.pop(request_id)
@@ -133,6 +131,15 @@ class LLMEngine(ModelOwner, OfflineEngine):
         if self._engine is not None:
             self._drop_all()
         super().sleep(level)
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """A context in which an error ends all requests, as some may be half added or taken."""
+        try:
+            yield
+        except BaseException:
+            self._drop_all()
+            raise
 
     def _drop_all(self) -> None:
         requests = [prepared for prepared, _ in self._requests.values()]

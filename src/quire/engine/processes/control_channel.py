@@ -117,10 +117,12 @@ class UnloadModel(msgspec.Struct, frozen=True, kw_only=True, tag="unload_model")
 class ReleaseModel(msgspec.Struct, frozen=True, kw_only=True, tag="release_model"):
     """To an API process: start no more requests with this model, and reply with ModelReleased.
 
-    grace: seconds for running requests; with 0, those that wait for the model count, too.
+    number: of the question, for the reply. grace: seconds for running requests; with 0, those that
+    wait for the model count, too.
     """
 
     name: str
+    number: int
     grace: float
 
 
@@ -128,6 +130,7 @@ class ModelReleased(msgspec.Struct, frozen=True, kw_only=True, tag="model_releas
     """From an API process: its reply to ReleaseModel. agreed: it no longer uses the model."""
 
     name: str
+    number: int
     agreed: bool
 
 

@@ -73,6 +73,7 @@ class FleetModel:
         self.changing = asyncio.Lock()  # held while it is loaded or unloaded
         self.load: asyncio.Task[None] | None = None  # a load that a request asked for
         self.consents: dict[str, asyncio.Future[bool]] = {}  # may it be unloaded? by API process
+        self.num_questions = 0  # of that kind, so that no late reply to one answers the next
 
     @property
     def num_bytes(self) -> int | None:

@@ -120,7 +120,9 @@ class ModelFleet:
                 model = self._models[message.name]
                 self._supervisor.spawn(self._unload_for_admin(model, message.grace))
             case ModelReleased():
-                self._models[message.name].record_consent(client, agreed=message.agreed)
+                model = self._models[message.name]
+                if message.number == model.num_questions:
+                    model.record_consent(client, agreed=message.agreed)
 
     def on_death(self, client: str) -> None:
         """Handle the death of an API process: it uses no model any more."""
@@ -374,7 +376,9 @@ class ModelFleet:
         """Ask all API processes; no reply counts as no."""
         loop = asyncio.get_running_loop()
         model.consents = {client: loop.create_future() for client in self._supervisor.clients}
-        self._supervisor.broadcast(ReleaseModel(name=model.plan.name, grace=grace))
+        model.num_questions += 1
+        name, number = model.plan.name, model.num_questions
+        self._supervisor.broadcast(ReleaseModel(name=name, number=number, grace=grace))
         consents = list(model.consents.values())
         if consents:
             await asyncio.wait(consents, timeout=grace + ANSWER_SECONDS)

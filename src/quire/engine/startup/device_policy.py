@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from quire.config import EngineConfig
-from quire.dtypes import DTYPES, FP8_CAPABILITY, MODEL_DTYPES
+from quire.dtypes import DTYPES, FP8_CAPABILITY
 from quire.engine.startup.gpu_driver import driver_capability
-from quire.errors import CheckpointError
 from quire.kernels.cpu import native
 from quire.kernels.cpu.native_structs import ROW_DTYPES
 from quire.kvcache.kv_sizes import kv_name
@@ -53,18 +52,14 @@ def choose_dtype(config: EngineConfig, model_config: ModelConfig) -> str:
     """Data type of activations and of unquantized weights, by PyTorch's name.
 
     "auto" is the checkpoint's own, bfloat16 where a quantized one has another; float32 instead for
-    a small model on a CPU that would have to emulate it. Raises CheckpointError for a data type
-    that there are no kernels for.
+    a small model on a CPU that would have to emulate it. Raises CheckpointError for one that no
+    model runs in.
     """
     wanted = config.model.dtype
-    found = model_config.dtype if wanted == "auto" else wanted
+    found = model_config.own_dtype if wanted == "auto" else wanted
     is_quantized = model_config.checkpoint_format is not None
     if wanted == "auto" and is_quantized and found in ("float16", "float32"):
         found = "bfloat16"  # what their libraries compute in is one of these, what is fast is this
-    if found not in MODEL_DTYPES:
-        raise CheckpointError(
-            f"config.json: dtype is {found!r}; set dtype to one of {', '.join(MODEL_DTYPES)}"
-        )
     is_small = model_config.num_parameters * DTYPES["float32"].num_bytes <= SMALL_MODEL_BYTES
     if wanted == "auto" and is_small and device_type(config) == "cpu" and _is_emulated(found):
         return "float32"

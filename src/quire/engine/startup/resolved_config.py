@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from quire.config import STORED_METHODS, EngineConfig, SchedulerConfig, SchemeName
+from quire.config import STORED_METHODS, EngineConfig, SchemeName
 from quire.core.layer_spec import KVLayerSpec, MoESpec, UnsupportedModelError, check_features
 from quire.core.pooling_params import PoolingParams
 from quire.core.request_limits import RequestLimits
@@ -94,7 +94,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
         """
         model_config = self.model_config
         if self.config.model.dtype == "auto" and not model_config.names_dtype:
-            logger.info("config.json has no dtype; that of the weights is %s", model_config.dtype)
+            logger.info("config.json names no dtype; that of the weights is %s", model_config.dtype)
         if self.quality is not None and self.config.model.quality_gate == OFF:
             failures = (read_report(self.folder) or {}).get("failures")
             if failures:
@@ -304,12 +304,8 @@ def _length_limit(config: EngineConfig, model_config: ModelConfig) -> int:
     limit = model_config.max_position_embeddings
     wanted = config.model.max_model_len or limit
     if wanted > limit:
-        seqs, fix = config.scheduler.max_num_seqs, "lower it"
-        if seqs != SchedulerConfig().max_num_seqs and wanted // seqs <= limit:  # as llama.cpp's -c
-            fix = f"set it to {wanted // seqs} if that was for {seqs} requests together: it is of "
-            fix += "each, and not divided by max_num_seqs, as -c of llama.cpp is by -np"
         raise ConfigError(
-            f"max_model_len is {wanted}, but the model knows positions up to {limit}; {fix}"
+            f"max_model_len is {wanted}, but the model knows positions up to {limit}; lower it"
         )
     return wanted
 

@@ -20,7 +20,6 @@ from quire.engine.core.grammar_matchers import GrammarMatchers
 from quire.engine.startup.backend import Backend
 from quire.engine.startup.compiled_start import load_prepared
 from quire.engine.startup.kv_cache_size import choose_max_model_len, choose_num_blocks
-from quire.engine.startup.null_engine import start_null_engine
 from quire.engine.startup.out_of_memory import fitting_kv, fitting_step
 from quire.engine.startup.resolved_config import ResolvedConfig, request_limits
 from quire.engine.startup.startup_phases import Phases
@@ -47,6 +46,8 @@ def start_engine(
     Raises CheckpointError or ConfigError, which say what to change.
     """
     if config.model.load_format == "null":
+        from quire.engine.startup.null_engine import start_null_engine  # most have a model
+
         return start_null_engine(config)
     phases = Phases()
     if begin is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from quire.compat.own_values import own_value
 from quire.core.layer_spec import Activation
 from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.families.family import BiasRule, Family
@@ -61,9 +62,11 @@ def refuse_unsupported(config: ConfigFile) -> None:
 
 
 def read_dtype(config: ConfigFile) -> str | None:
-    """The name of the checkpoint's data type; None where the config has none."""
+    """The name of the checkpoint's data type; None where the config has none, or "auto"."""
     keys = ("dtype", "torch_dtype")  # the second is the older one
-    return next((config.text(key) for key in keys if config.get(key) is not None), None)
+    named = (config.text(key) for key in keys if config.get(key) not in (None, "auto"))
+    name = next(named, None)
+    return None if name is None else str(own_value("dtype", name))  # "half", as in transformers
 
 
 def read_bias(config: ConfigFile, rule: BiasRule) -> bool:

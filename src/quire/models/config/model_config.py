@@ -25,6 +25,8 @@ from quire.core.layer_spec import (
     NormSpec,
 )
 from quire.core.rope_settings import RopeSettings
+from quire.dtypes import MODEL_DTYPES
+from quire.errors import CheckpointError
 from quire.models.checkpoint_formats.kv_cache_scheme import read_kv_cache_dtype
 from quire.models.checkpoint_formats.quantization_config import (
     quantization_section,
@@ -96,6 +98,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def has_head(self) -> bool:
         """Whether its states can become logits, so that it can draw tokens."""
         return self.architecture.endswith("ForCausalLM")
+
+    @property
+    def own_dtype(self) -> str:
+        """Its data type. Raises CheckpointError for one that no model runs in."""
+        if self.dtype not in MODEL_DTYPES:
+            raise CheckpointError(
+                f"config.json: dtype is {self.dtype!r}; set dtype to one of "
+                f"{', '.join(MODEL_DTYPES)}"
+            )
+        return self.dtype
 
     @property
     def spec(self) -> ModelSpec:

@@ -38,8 +38,9 @@ def _rotary_dim(config: ConfigFile, rope: ConfigFile, family: Family, head_dim: 
     share = part.number(key, 1.0)
     if share != 1.0 and not family.has_partial_rotary:
         raise part.wrong(
-            key, f"is {share}, but layers of {family.name} rotate whole heads (transformers "
-            "ignores the key, or fails); remove it, or take another model"
+            key, f"rotates {int(head_dim * share)} of {head_dim} dimensions, but layers of "
+            f"{family.name} rotate all (transformers ignores the key, or fails); remove it, or "
+            "take another model"
         )  # fmt: skip
     if share == 1.0 and head_dim % 2:
         raise config.wrong("head_dim", f"is {head_dim}, which is odd; take another model")
@@ -76,8 +77,7 @@ def _kind(config: ConfigFile, rope: ConfigFile, family: Family) -> str:
             "another model"
         )  # fmt: skip
     kind = rope.text("rope_type", rope.text("type", "default"))
-    if family.name == "phi3" and kind in ("su", "yarn"):
-        kind = "longrope"  # names that early Phi-3 files gave it
+    kind = family.rope_kinds.get(kind, kind)
     if kind not in ROPE_KINDS:
         raise rope.wrong("rope_type", f"is {kind!r}; supported are {', '.join(ROPE_KINDS)}")
     return kind

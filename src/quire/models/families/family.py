@@ -105,6 +105,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     layer's mixture of experts, None where its MLP is dense. head_norms: queries and keys are
     normalised by head. has_fused_weights: checkpoints hold qkv_proj and gate_up_proj as one
     weight each. has_partial_rotary: a part of each head's dimensions may be rotated.
+    rope_kinds: its own names of kinds of RoPE scaling, and their usual ones.
     activations: by their names in config.json. The keys of attention_scale (its value's inverse
     square root) and of soft caps are None where a family has no such key.
     """
@@ -118,6 +119,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     head_norms: bool = False
     has_fused_weights: bool = False
     has_partial_rotary: bool = False
+    rope_kinds: Mapping[str, str] = MappingProxyType({})
     windows: Callable[[ConfigFile, int], Windows] = no_windows
     experts: Callable[[ConfigFile, int], tuple[ExpertSizes | None, ...]] = no_experts
     norm_names: NormNames = NormNames()

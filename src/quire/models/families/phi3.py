@@ -16,5 +16,6 @@ PHI3 = Family(
     },
     has_fused_weights=True,
     has_partial_rotary=True,
+    rope_kinds={"su": "longrope", "yarn": "longrope"},  # as early files have it
     windows=lambda config, num_layers: (read_window(config),) * num_layers,
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -61,9 +62,10 @@ class Drain:
 
     async def run(self, grace: float) -> None:
         """Refuse new requests, wait for the running ones, and cut them after `grace` seconds."""
-        logger.info(
-            "shutting down: %d running requests have %g s to finish", self.num_running, grace
-        )
+        if self._running:
+            logger.info("shutting down: %g s to finish for requests: %d", grace, self.num_running)
+        else:
+            logger.info("shutting down: no request is running")
         self._deadline = time.monotonic() + grace
         await self._wait_idle(until_over=True)
         for _ in range(2):  # a second time for those whose clients do not read the error either
@@ -83,7 +85,8 @@ class Drain:
                 return
             self._changed.clear()
             left = min(0.1, self._deadline - time.monotonic())  # a signal sets no event
-            await _wait_for(self._changed, left)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left)
 
 
 def cut_error(cancelled: asyncio.CancelledError) -> DrainingError:
@@ -106,7 +109,6 @@ class DrainGate:
         self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -132,11 +134,3 @@ def _closing(send: Send) -> Send:
         await send(message)
 
     return send_closing
-
-
-async def _wait_for(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return

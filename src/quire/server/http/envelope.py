@@ -18,9 +18,8 @@ from quire.server.http.http_errors import (
     send_complete,
     send_in_two_messages,
 )
-from quire.server.http.ids import new_id
 from quire.server.http.request_reader import first_headers
-from quire.server.http.request_record import RequestRecord
+from quire.server.http.request_record import RequestRecord, new_id
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
 
@@ -61,7 +60,6 @@ class Envelope:
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

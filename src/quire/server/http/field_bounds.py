@@ -31,13 +31,8 @@ from quire.core.structured_outputs import (
 )
 
 
-def _ints(field: str) -> Meta:
-    low, high = INT_RANGES[field]
-    return Meta(ge=low, le=high)
-
-
-def _floats(field: str) -> Meta:
-    low, high = FLOAT_RANGES[field]
+def _in_range(field: str) -> Meta:
+    low, high = INT_RANGES[field] if field in INT_RANGES else FLOAT_RANGES[field]
     return Meta(ge=low, le=high)
 
 
@@ -52,7 +47,7 @@ def one_of(*texts: str) -> Meta:
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
-TokenCount = Annotated[int, _ints("max_tokens")]
+TokenCount = Annotated[int, _in_range("max_tokens")]
 NO_LIMIT = -1  # as a number of tokens: as many as fit the context
 TokenLimit = Annotated[
     int,
@@ -65,17 +60,17 @@ PromptLength = Annotated[  # -1: the longest that fits
     int,
     Meta(ge=-1, le=2**31 - 1, extra_json_schema={"not": {"const": 0}}),
 ]
-MinTokens = Annotated[int, _ints("min_tokens")]
-NumAnswers = Annotated[int, _ints("n")]
-ThinkingTokens = Annotated[int, _ints("thinking_token_budget")]
-TopK = Annotated[int, _ints("top_k")]
-Seed = Annotated[int, _ints("seed")]
-NumLogprobs = Annotated[int, _ints("logprobs")]  # the engine has a limit
+MinTokens = Annotated[int, _in_range("min_tokens")]
+NumAnswers = Annotated[int, _in_range("n")]
+ThinkingTokens = Annotated[int, _in_range("thinking_token_budget")]
+TopK = Annotated[int, _in_range("top_k")]
+Seed = Annotated[int, _in_range("seed")]
+NumLogprobs = Annotated[int, _in_range("logprobs")]  # the engine has a limit
 
-Temperature = Annotated[float, _floats("temperature")]
+Temperature = Annotated[float, _in_range("temperature")]
 TopP = Annotated[float, _above_zero("top_p")]
-MinP = Annotated[float, _floats("min_p")]
-Penalty = Annotated[float, _floats("presence_penalty")]
+MinP = Annotated[float, _in_range("min_p")]
+Penalty = Annotated[float, _in_range("presence_penalty")]
 RepetitionPenalty = Annotated[float, _above_zero("repetition_penalty")]
 Seconds = Annotated[float, Meta(gt=0.0)]
 

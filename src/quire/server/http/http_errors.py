@@ -39,8 +39,6 @@ ANTHROPIC_VERSION = "anthropic-version"  # the header that only its clients send
 _OLLAMA = "chat generate embed tags show ps version pull push copy create delete blobs"
 OLLAMA_PATHS = tuple([f"/api/{name}" for name in _OLLAMA.split()])
 _OLLAMA_ROOT, _DOUBLED = "/api/", "/api/v1"  # with unknown paths; the second is OpenAI's clients'
-# llama.cpp's own; /tokenize and /detokenize are vLLM's as well
-LLAMA_CPP_PATHS = ("/completion", "/apply-template", "/tokenize", "/detokenize")
 _SHARED_PATHS = "/v1/models"
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
@@ -89,7 +87,7 @@ class ErrorReply(msgspec.Struct):
 
     status: int
     error: ErrorBody
-    headers: dict[str, str]
+    headers: dict[str, str] = {}
     request_id: str | None = None
 
     def body(self, path: str) -> bytes:
@@ -177,17 +175,16 @@ def _described(error: BaseException, request_id: str) -> ErrorReply:
         case OverloadedError():
             return _overloaded(error)
         case DeadlineError():
-            return ErrorReply(
-                504, ErrorBody(_text(error), "server_error", code="deadline_exceeded"), {}
-            )
+            body = ErrorBody(_text(error), "server_error", code="deadline_exceeded")
+            return ErrorReply(504, body)
         case EngineError():
             logger.error("request %s failed: %s", request_id, error)
-            return ErrorReply(500, ErrorBody(_text(error), "server_error", code="engine_error"), {})
+            return ErrorReply(500, ErrorBody(_text(error), "server_error", code="engine_error"))
     # without the exception's text, which may contain a user's
     where = "".join(traceback.format_tb(error.__traceback__))
     logger.error("request %s: internal error %s at\n%s", request_id, type(error).__name__, where)
     text = f"internal error; see the server log for request id {request_id}"
-    return ErrorReply(500, ErrorBody(text, "server_error", code="internal_error"), {})
+    return ErrorReply(500, ErrorBody(text, "server_error", code="internal_error"))
 
 
 async def send_complete(

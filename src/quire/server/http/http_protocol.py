@@ -27,9 +27,8 @@ from quire.server.http.disconnect import DisconnectWatch
 from quire.server.http.http_errors import SINGLE_MESSAGE, HttpError, describe
 from quire.server.http.http_framing import ConnectionLimits, FramedProtocol, Phase
 from quire.server.http.http_response import refusal_bytes, send_on
-from quire.server.http.ids import new_id
 from quire.server.http.lingering_close import LingeringClose
-from quire.server.http.request_record import RequestRecord
+from quire.server.http.request_record import RequestRecord, new_id
 from quire.server.http.slow_reader import ReaderWatch
 
 STOPPED_SECONDS = 1.0  # a timer that is later was late because the process was stopped
@@ -201,7 +200,8 @@ class BoundedProtocol(FramedProtocol):
         if left > 0.0:
             self._receive_timer = self.loop.call_later(left, self._check_receiving)
         else:
-            self._refuse(_too_slow())
+            text = "the request did not arrive in time; send it faster"
+            self._refuse(HttpError(408, text, code="request_timeout"))
 
     def _refuse(self, refusal: HttpError) -> None:
         """Answer in place of the application, unless it has started to, and close.
@@ -267,8 +267,3 @@ class BoundedProtocol(FramedProtocol):
         """The client has read enough."""
         self._reader.stop()
         super().resume_writing()
-
-
-def _too_slow() -> HttpError:
-    text = "the request did not arrive in time; send it faster"
-    return HttpError(408, text, code="request_timeout")

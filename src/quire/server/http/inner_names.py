@@ -42,7 +42,10 @@ def _known(value: Any, kind: inspect.Type, path: str, check: Check) -> Any:
         return [_known(v, items[0], f"{path}[{i}]", check) for i, v in enumerate(value)]
     struct = _struct_of(value, kind) if isinstance(value, dict) else None
     if struct is None:
-        return value
+        maps = (each for each in alternatives(kind) if isinstance(each, inspect.DictType))
+        if not isinstance(value, dict) or (found := next(maps, None)) is None:
+            return value
+        return {n: _known(v, found.value_type, f"{path}[{n!r}]", check) for n, v in value.items()}
     kinds = {field.encode_name: field.type for field in struct.fields}
     where = f"{path}." if path else ""
     if struct.forbid_unknown_fields:

@@ -1,6 +1,7 @@
-"""A route's entry in /openapi.json, beside its handler: OpenApiEntry, StructRules, ApiRoute.
+"""Routes with their entries in /openapi.json, beside their handlers: OpenApiEntry, ApiRoute.
 
-The document is assembled from the routes by ops/openapi.py.
+JsonResponse is what most handlers answer with. The document is assembled from the routes by
+ops/openapi.py.
 """
 
 from __future__ import annotations
@@ -22,30 +23,13 @@ from quire.server.http.http_errors import (
     ErrorChunk,
     PlainError,
 )
-from quire.server.http.strict_json import NeutralValues
 
 # Statuses of routes that read a body, and of those that run a model.
 BODY_ERRORS = (400, 404, 408, 413, 415, 503)
 RUN_ERRORS = (*BODY_ERRORS, 429, 504)
 
 
-class StructRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules in the JSON schema of a struct beyond the struct's own types.
-
-    neutral: unsupported fields, with the values that are accepted because they ask for nothing.
-    variants: JSON schemas of which the object must match at least one. raw: fields that the struct
-    keeps as raw JSON, with the types that it may have. optional_tag: the struct is assumed where
-    an object has no tag.
-    """
-
-    struct: type[msgspec.Struct]
-    neutral: NeutralValues = {}
-    variants: Sequence[dict[str, Any]] = ()
-    raw: Mapping[str, Sequence[Any]] = {}
-    optional_tag: bool = False
-
-
-class OpenApiEntry(msgspec.Struct, frozen=True, kw_only=True):
+class OpenApiEntry(msgspec.Struct, frozen=True):
     """One method of one path in /openapi.json.
 
     rules: what a body must satisfy besides its schema, in words, because it depends on the model
@@ -53,17 +37,16 @@ class OpenApiEntry(msgspec.Struct, frozen=True, kw_only=True):
     lines: whether it is a stream of lines of JSON instead. media: content type of the answer;
     binary: of the answer that is not text, where a field asks for one. errors: statuses besides
     those of all paths. failures: the struct of an error body where it is not the API's own error
-    object. struct_rules: of the structs in the body. names_model: whether the query may name a
-    model. items: of a list that the reply may be, instead of `reply`.
+    object. names_model: whether the query may name a model. items: of a list that the reply may be,
+    instead of `reply`.
     """
 
     path: str
-    method: str = "get"
     summary: str
+    method: str = "get"
     rules: Sequence[str] = ()
     example: Any = None
     body: type[msgspec.Struct] | None = None
-    struct_rules: Sequence[StructRules] = ()
     reply: type[msgspec.Struct] | None = None
     items: type[msgspec.Struct] | None = None
     events: Sequence[type[msgspec.Struct]] = ()
@@ -90,7 +73,7 @@ class OpenApiEntry(msgspec.Struct, frozen=True, kw_only=True):
         return self.failures.get(status, default)
 
 
-class PostEntry(OpenApiEntry, frozen=True, kw_only=True):
+class PostEntry(OpenApiEntry, frozen=True):
     """The entry of a path that reads a body for a model."""
 
     method: str = "post"
@@ -112,3 +95,13 @@ class ApiRoute(Route):
             entries[0].path, handler, methods=[entry.method.upper() for entry in entries]
         )
         self.entries = entries
+
+
+class JsonResponse(Response):
+    """A reply whose content is encoded by msgspec."""
+
+    media_type = "application/json"
+
+    def render(self, content: object) -> bytes:
+        """The body."""
+        return msgspec.json.encode(content)

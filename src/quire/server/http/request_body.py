@@ -26,16 +26,17 @@ from quire.server.http.field_names import SAME, FieldNames
 from quire.server.http.strict_json import NeutralValues
 
 SCOPES: tuple[Scope, ...] = ("request", "sampling")
-NONE: NeutralValues = {}
 
 
-class RequestBody(msgspec.Struct, kw_only=True, dict=True):
+class RequestBody(strict_json.Described, kw_only=True, dict=True):
     """The base of request bodies. no_effect: a sentence for each field that was without effect.
 
     foreign_names: of the body's fields with a value that are not this route's. sent_as: the names
-    under which the body has the route's fields, for errors.
+    under which the body has the route's fields, for errors. neutral: also of fields that a base of
+    the struct has. long_field: a raw field that may be very long, see `strict_json.read_names`.
     """
 
+    long_field: ClassVar[str] = ""
     no_effect: ClassVar[Sequence[str]] = ()
     foreign_names: ClassVar[frozenset[str]] = frozenset()
     sent_as: ClassVar[FieldNames] = SAME
@@ -54,31 +55,29 @@ class RequestBody(msgspec.Struct, kw_only=True, dict=True):
 T = TypeVar("T", bound=RequestBody)
 
 
-def read_body(
-    data: bytes,
-    decoder: msgspec.json.Decoder[T],
-    refused: NeutralValues = NONE,
-    *,
-    long: str = "",
-    check: Callable[[T], None] = lambda _: None,
-) -> tuple[T, dict[str, Any]]:
-    """Decode a body; returns it, and as plain values for the checks of its inner names.
+def read_body(data: bytes, kind: type[T], check: Callable[[T], None] = lambda _: None) -> T:
+    """Decode a body. Raises InvalidRequestError.
 
-    refused: fields of this route that it has only with the values given, also if a base of its
-    struct has them. long: a raw field that may be very long, see `strict_json.read_names`. check:
-    refuses texts that are far too long, before the body is read a second time.
-    Raises InvalidRequestError.
+    check: refuses texts that are far too long, before the body is read a second time.
     """
-    request = strict_json.decode(data, decoder)
+    return read_with_names(data, kind, check)[0]
+
+
+def read_with_names(
+    data: bytes, kind: type[T], check: Callable[[T], None] = lambda _: None
+) -> tuple[T, dict[str, Any]]:
+    """Decode a body; returns it, and as plain values for the checks of its inner names."""
+    decoder, neutral, long = strict_json.decoder_of(kind), kind.neutral, kind.long_field
+    request: T = strict_json.decode(data, decoder)
     check(request)
     raw = getattr(request, long) if long else msgspec.UNSET
     found = strict_json.read_names(data, long=b"" if raw is msgspec.UNSET else bytes(raw))
-    known = strict_json.names_of(type(request))
-    if found.keys() <= known and found.keys().isdisjoint(refused):
+    known = strict_json.names_of(kind)
+    if found.keys() <= known and found.keys().isdisjoint(neutral):
         return request, found
-    known = known.difference(refused)
+    known = known.difference(neutral)
     found = strict_json.read_names(data) if long else found  # all values, the long one too
-    fields = _ForeignFields(found, known, refused)
+    fields = _ForeignFields(found, known, neutral)
     foreign = frozenset(n for n, value in found.items() if n not in known and value is not None)
     if fields.own:
         found = {n: v for n, v in found.items() if n in known} | fields.own
@@ -90,10 +89,12 @@ def read_body(
     return request, found
 
 
-def neutral_values(body: type[RequestBody], refused: NeutralValues = NONE) -> NeutralValues:
-    """The fields that a body may have without effect, with their values, for the documents."""
-    known = strict_json.names_of(body)
-    return {name: values for name, values in _foreign().items() if name not in known} | {**refused}
+def neutral_values(kind: type[strict_json.Described]) -> NeutralValues:
+    """The fields that an object may have without effect, with their values, for the documents."""
+    if not issubclass(kind, RequestBody):
+        return kind.neutral
+    known = strict_json.names_of(kind)
+    return {n: values for n, values in _foreign().items() if n not in known} | {**kind.neutral}
 
 
 def refused_field(name: str, value: Any, text: str, path: str = "") -> InvalidRequestError:
@@ -118,12 +119,12 @@ class _ForeignFields:
     """
 
     def __init__(
-        self, found: Mapping[str, Any], known: frozenset[str], refused: NeutralValues
+        self, found: Mapping[str, Any], known: frozenset[str], neutral: NeutralValues
     ) -> None:
         self.own: dict[str, Any] = {}
         self.names: dict[str, str] = {}
         self.notes: list[str] = []
-        self._found, self._known, self._refused = found, known, refused
+        self._found, self._known, self._neutral = found, known, neutral
         self._over: dict[str, Any] = {}  # by names that switch off what others ask for
         for name, value in found.items():
             if name not in known:
@@ -144,12 +145,12 @@ class _ForeignFields:
             case None if value is None and field_home(name, self._known):
                 pass  # a client that writes the empty fields of other routes, too
             case _:
-                strict_json.check_names({name: value}, self._known, self._refused)
+                strict_json.check_names({name: value}, self._known, self._neutral)
 
     def _meaning(self, name: str, value: Any) -> Meaning | None:
         """The meaning of a name; None where the route has a field for it that no row names."""
         meaning = None
-        if name not in self._refused:
+        if name not in self._neutral:
             meaning = meaning_of(name, value, SCOPES, self._found)
         if not isinstance(meaning, NoEffect | Refused) or value is None or is_among(value, EMPTY):
             return meaning

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
 
 from quire.errors import invalid_value
-from quire.server.http.http_errors import LLAMA_CPP_PATHS, OLLAMA_PATHS, HttpError
+from quire.server.http.http_errors import HttpError
 
 T = TypeVar("T", bound=msgspec.Struct)
 _BY_NAME = "quire.headers"  # in a scope
@@ -20,12 +20,10 @@ STATE_KEY = "body"  # in a scope's state: the body, if our protocol received it 
 _USUAL_TYPE = b"application/json"
 _JSON_TYPE = re.compile(r"application/([\w.+-]+\+)?json")
 
-# Ollama and llama.cpp read a body as JSON whatever its type, and are asked by `curl -d`, which says
-# that it is a form's; Python's clients may send none. Programs may do so here on their paths. Pages
-# may not: with these types a browser asks no server before it sends what another site's page has
-# written. It says so in headers that the page cannot remove.
-_UNTYPED = frozenset({"", "application/x-www-form-urlencoded"})
-_UNTYPED_PATHS = (*OLLAMA_PATHS, *LLAMA_CPP_PATHS)
+# A program's body is JSON whatever its type says, as for Ollama and llama.cpp: `curl -d` calls it a
+# form's, and other clients give it none. A browser's has the type of JSON: with some others it asks
+# no server before it sends what another site's page has written. It says that it is a browser in
+# headers that the page cannot remove.
 _BROWSER_HEADERS = (b"origin", b"sec-fetch-site", b"sec-fetch-mode")
 
 
@@ -60,7 +58,7 @@ async def read_body(
     or ClientDisconnect.
     """
     headers = first_headers(scope)
-    _check_media_type(headers, scope["path"])
+    _check_media_type(headers)
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and len(declared) < 20 and int(declared) > limit:
         raise _too_large(limit)
@@ -85,24 +83,18 @@ async def read_body(
     return b"".join(parts)
 
 
-def _check_media_type(headers: Mapping[bytes, bytes], path: str) -> None:
+def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
     if headers.get(b"content-type") == _USUAL_TYPE and b"content-encoding" not in headers:
         return
     given = headers.get(b"content-type", b"").decode("latin-1")
-    media_type = given.partition(";")[0].strip().lower()
-    if not _JSON_TYPE.fullmatch(media_type) and not _may_be_untyped(media_type, headers, path):
+    is_json = _JSON_TYPE.fullmatch(given.partition(";")[0].strip().lower())
+    if not is_json and any(name in headers for name in _BROWSER_HEADERS):
         text = "the body must be JSON; send it with the header Content-Type: application/json"
         raise HttpError(415, text, code="unsupported_media_type")
     encoding = headers.get(b"content-encoding", b"identity").decode("latin-1")
     if encoding.strip().lower() != "identity":
         text = "compressed bodies are not read; send it without Content-Encoding"
         raise HttpError(415, text, code="unsupported_media_type")
-
-
-def _may_be_untyped(media_type: str, headers: Mapping[bytes, bytes], path: str) -> bool:
-    """Whether a body is read as JSON though its header does not say so; see _UNTYPED."""
-    is_program = not any(name in headers for name in _BROWSER_HEADERS)
-    return media_type in _UNTYPED and path.startswith(_UNTYPED_PATHS) and is_program
 
 
 def _too_large(limit: int) -> HttpError:

@@ -1,14 +1,22 @@
-"""RequestRecord: the facts of one HTTP request that metrics, access log and traces report.
+"""RequestRecord: the facts of one HTTP request that metrics, access log and traces report; ids.
 
 It never holds a prompt, an answer or an API key.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Sequence
 
 import msgspec
+
+_numbers = random.Random()  # seeded once; os.urandom for each id would cost a system call
+
+
+def new_id() -> str:
+    """A random id of a request or an answer, no secret: 128 bits as 32 hexadecimal digits."""
+    return _numbers.getrandbits(128).to_bytes(16).hex()  # half the time of formatting
 
 
 class RequestRecord(msgspec.Struct, eq=False):
@@ -17,7 +25,7 @@ class RequestRecord(msgspec.Struct, eq=False):
     begin, end: seconds of the monotonic clock; begin_ns: wall clock, nanoseconds. status: 0 until
     the response starts, and for ever if the client disconnects before. error_code: the code of the
     error body, also of an error at the end of a stream. no_effect: a sentence for each field of the
-    body that has none. generation: the api/common/generation_record.py of a request that runs a
+    body that has none. generation: the GenerationRecord of a request that runs a
     model; None for any other.
     """
 

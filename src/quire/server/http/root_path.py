@@ -32,7 +32,6 @@ class RootPath:
         self._prefix = prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or the lifespan messages."""
         if scope["type"] == "http" and f"{scope['path']}/".startswith(f"{self._prefix}/"):
             scope = {**scope, "path": scope["path"][len(self._prefix) :] or "/"}
         await self._app(scope, receive, send)

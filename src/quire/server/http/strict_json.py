@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, TypeVar
 
@@ -37,10 +37,26 @@ _encoder = msgspec.json.Encoder()
 NeutralValues = Mapping[str, Collection[Any]]
 
 
-class Strict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A struct in a body. It refuses unknown fields, but for null, and for the `neutral` ones."""
+class Described(msgspec.Struct, kw_only=True):
+    """A struct of requests. It has the rules of its JSON beyond its own types.
+
+    neutral: unsupported fields, with the values that are accepted because they ask for nothing.
+    variants: JSON schemas of which the object must match at least one. raw_types: the types that
+    fields of raw JSON may have. optional_tag: the struct is assumed where an object has no tag.
+    """
 
     neutral: ClassVar[NeutralValues] = {}
+    variants: ClassVar[Sequence[dict[str, Any]]] = ()
+    raw_types: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    optional_tag: ClassVar[bool] = False
+
+
+class Strict(Described, kw_only=True, forbid_unknown_fields=True):
+    """A struct in a body. It refuses unknown fields, but for null, and for the `neutral` ones."""
+
+
+# the decoder of a type, made once
+decoder_of: Callable[[Any], msgspec.json.Decoder[Any]] = cache(msgspec.json.Decoder)
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T], *, path: str = "") -> T:

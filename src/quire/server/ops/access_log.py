@@ -6,7 +6,7 @@ import logging
 import time
 
 from quire.logs import RecordWithFields
-from quire.server.api.common.generation_record import generation_of
+from quire.server.api.common.generation_job import generation_of
 from quire.server.http.request_record import RequestRecord
 
 logger = logging.getLogger("quire.access")

@@ -21,8 +21,7 @@ from quire.server.http import strict_json
 from quire.server.http.application import Application
 from quire.server.http.envelope import Envelope
 from quire.server.http.http_errors import HttpError
-from quire.server.http.json_response import JsonResponse
-from quire.server.http.openapi_entry import BODY_ERRORS, ApiRoute, OpenApiEntry
+from quire.server.http.openapi_entry import BODY_ERRORS, ApiRoute, JsonResponse, OpenApiEntry
 from quire.server.http.request_reader import read_body, read_query
 from quire.server.model_loading import ModelLoader
 from quire.server.model_registry import ModelEntry
@@ -43,8 +42,6 @@ MAX_BODY_BYTES = 4096
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_load_decoder = msgspec.json.Decoder(LoadRequest)
-_unload_decoder = msgspec.json.Decoder(UnloadRequest)
 _KNOWN_MODEL = "`model` is the name of a model of this server (else 404)."
 
 
@@ -86,8 +83,8 @@ class _Endpoints:
             ApiRoute(
                 self.stats,
                 OpenApiEntry(
-                    path="/stats",
-                    summary="All counters of one model.",
+                    "/stats",
+                    "All counters of one model.",
                     reply=AdminStats,
                     errors=(404, 503),
                     names_model=True,
@@ -96,9 +93,9 @@ class _Endpoints:
             ApiRoute(
                 self.reset_prefix_cache,
                 OpenApiEntry(
+                    "/reset_prefix_cache",
+                    "Empty the prefix cache: later requests find nothing in it.",
                     method="post",
-                    path="/reset_prefix_cache",
-                    summary="Empty the prefix cache: later requests find nothing in it.",
                     rules=(
                         "The query may have `reset_running_requests`, which has no effect, and "
                         "`reset_external` (false).",
@@ -108,18 +105,14 @@ class _Endpoints:
             ),
             ApiRoute(
                 self.models,
-                OpenApiEntry(
-                    path="/admin/models",
-                    summary="All models, loaded or not.",
-                    reply=ModelStatuses,
-                ),
+                OpenApiEntry("/admin/models", "All models, loaded or not.", reply=ModelStatuses),
             ),
             ApiRoute(
                 self.load,
                 OpenApiEntry(
+                    "/admin/models/load",
+                    "Load a model. Answers once it accepts requests.",
                     method="post",
-                    path="/admin/models/load",
-                    summary="Load a model. Answers once it accepts requests.",
                     rules=(_KNOWN_MODEL,),
                     example={"model": "quire-tiny"},
                     body=LoadRequest,
@@ -130,9 +123,9 @@ class _Endpoints:
             ApiRoute(
                 self.unload,
                 OpenApiEntry(
+                    "/admin/models/unload",
+                    "Unload a model. Answers once its engine has ended.",
                     method="post",
-                    path="/admin/models/unload",
-                    summary="Unload a model. Answers once its engine has ended.",
                     rules=(_KNOWN_MODEL,),
                     example={"model": "quire-tiny", "grace": 5},
                     body=UnloadRequest,
@@ -176,25 +169,25 @@ class _Endpoints:
 
     async def load(self, request: Request) -> Response:
         """Load a model and wait for it. Raises ModelNotLoadedError."""
-        body = await _read(request, _load_decoder)
+        body = await _read(request, LoadRequest)
         entry = self._models.entry(body.model)
         await self._loader.load(entry.name, self._settings.model_load_timeout)
         return JsonResponse(_status(entry))
 
     async def unload(self, request: Request) -> Response:
         """Unload a model and wait until its engine has ended."""
-        body = await _read(request, _unload_decoder)
+        body = await _read(request, UnloadRequest)
         entry = self._models.entry(body.model)
         grace = self._settings.shutdown_timeout if body.grace is None else body.grace
         await self._loader.unload_all([entry], grace)
         return JsonResponse(_status(entry))
 
 
-async def _read(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
+async def _read(request: Request, kind: type[T]) -> T:
     """The decoded body. Raises InvalidRequestError."""
     data = await read_body(request.scope, request.receive, MAX_BODY_BYTES)
-    body = strict_json.decode(data, decoder)
-    strict_json.check_names(strict_json.read_names(data), decoder.type.__struct_fields__, {})
+    body: T = strict_json.decode(data, strict_json.decoder_of(kind))
+    strict_json.check_names(strict_json.read_names(data), kind.__struct_fields__, {})
     return body
 
 

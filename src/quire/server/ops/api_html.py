@@ -89,10 +89,10 @@ def _entry(name: str, operation: Schema) -> str:
 
 
 def _operation(name: str, operation: Schema, responses: Schema) -> str:
-    answer = operation["responses"]["200"]["content"]
+    answer, is_open = operation["responses"]["200"]["content"], operation.get("security") == []
     parts = [
         f"<h2>{escape(name)}</h2>",
-        f"<p>{_text(operation['summary'])}{_key(operation)}</p>",
+        f"<p>{_text(operation['summary'])}{' It needs no key.' if is_open else ''}</p>",
         _rules(operation.get("description", "")),
         _parameters(operation.get("parameters", ())),
         _body(operation),
@@ -100,10 +100,6 @@ def _operation(name: str, operation: Schema, responses: Schema) -> str:
         _failures(operation["responses"], responses),
     ]
     return f'<section id="{operation["operationId"]}">{_join(parts)}</section>'
-
-
-def _key(operation: Schema) -> str:
-    return " It needs no key." if operation.get("security") == [] else ""
 
 
 def _rules(description: str) -> str:

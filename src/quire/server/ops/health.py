@@ -16,8 +16,7 @@ from starlette.responses import Response
 
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.server.admission.drain import Drain
-from quire.server.http.json_response import JsonResponse
-from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
+from quire.server.http.openapi_entry import ApiRoute, JsonResponse, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 
 RETRY_AFTER = "5"
@@ -56,7 +55,7 @@ class Health:
     def routes(self) -> list[ApiRoute]:
         """The routes of all three health checks, and /load in vLLM's format."""
         same = "The same as /health."
-        load = OpenApiEntry(path="/load", summary="How many answers run or wait.", reply=LoadReply)
+        load = OpenApiEntry("/load", "How many answers run or wait.", reply=LoadReply)
         return [
             ApiRoute(self.health, _entry("/health", "Whether the engine makes progress.")),
             ApiRoute(self.health, _entry("/ping", same), _entry("/ping", same, method="post")),
@@ -117,9 +116,9 @@ def _answer(reason: str | None, warning: str | None = None) -> Response:
 
 def _entry(path: str, summary: str, method: str = "get") -> OpenApiEntry:
     return OpenApiEntry(
-        path=path,
-        method=method,
-        summary=summary,
+        path,
+        summary,
+        method,
         reply=HealthReply,
         errors=(503,),
         failures={503: HealthReply},

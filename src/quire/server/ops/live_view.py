@@ -16,8 +16,7 @@ from quire.core.histogram import Histogram
 from quire.core.messages import EngineView, StepSummary
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.request_metrics import RequestMetrics
-from quire.server.http.json_response import JsonResponse
-from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
+from quire.server.http.openapi_entry import ApiRoute, JsonResponse, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 from quire.server.ops.server_metrics import Metrics
 
@@ -111,8 +110,8 @@ def live_route(models: ModelRegistry, metrics: Metrics) -> ApiRoute:
         return JsonResponse(state, headers={"cache-control": "no-store"})
 
     entry = OpenApiEntry(
-        path="/live",
-        summary="The engine at work, for live views.",
+        "/live",
+        "The engine at work, for live views.",
         reply=LiveState,
         errors=(404, 503),
         names_model=True,

@@ -36,7 +36,7 @@ _ERRORS = {
     409: "The model is being loaded; wait until it is there.",
     413: "The body is too large.",
     414: "The URL is too long.",
-    415: "The body is not JSON, or is compressed.",
+    415: "A browser's body is not JSON, or the body is compressed.",
     429: "The queue is full; see Retry-After.",
     431: "The headers are too long or too many.",
     500: "The engine failed this request.",
@@ -66,7 +66,7 @@ _MODEL = {
     "description": "The name of a model; without it, the first.",
 }
 
-_OPENAPI_ENTRY = OpenApiEntry(path="/openapi.json", summary="This document.")
+_OPENAPI_ENTRY = OpenApiEntry("/openapi.json", "This document.")
 
 
 def with_openapi(routes: Sequence[ApiRoute], root_path: str = "") -> list[ApiRoute]:
@@ -103,7 +103,6 @@ def document(routes: Iterable[BaseRoute]) -> dict[str, Any]:
     schemas = Schemas(
         bodies=[entry.body for entry in entries if entry.body is not None],
         others=[*replies, ErrorChunk, AnthropicError, PlainError],
-        rules=[rules for entry in entries for rules in entry.struct_rules],
     )
     paths: dict[str, dict[str, Any]] = {}
     for entry in entries:

@@ -1,4 +1,4 @@
-"""The JSON schemas of /openapi.json: msgspec's schemas of the structs, completed by StructRules.
+"""The JSON schemas of /openapi.json: msgspec's schemas of the structs, with the rules they have.
 
 Request structs refuse unknown fields, so their schemas say so. Fields that are accepted only with
 values that ask for nothing are listed with those values.
@@ -10,10 +10,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
+from msgspec import inspect
 
 from quire.compat.foreign_name import ANY
-from quire.server.http.openapi_entry import StructRules
-from quire.server.http.strict_json import NeutralValues
+from quire.server.http.allowed_values import type_info
+from quire.server.http.request_body import neutral_values
+from quire.server.http.strict_json import Described, NeutralValues
 
 Schema = dict[str, Any]
 
@@ -23,27 +25,27 @@ REF = "#/components/schemas/{name}"
 class Schemas:
     """The schemas of structs, as components and references to them.
 
-    bodies: structs of requests. others: structs of answers. rules: at most one for each struct
-    counts, the first.
+    bodies: structs of requests. others: structs of answers.
     """
 
-    def __init__(
-        self, bodies: Iterable[Any], others: Iterable[Any], rules: Iterable[StructRules] = ()
-    ) -> None:
+    def __init__(self, bodies: Iterable[Any], others: Iterable[Any]) -> None:
         bodies = list(bodies)
-        found = {rule.struct: rule for rule in rules}
-        raw = [kind for rule in found.values() for kinds in rule.raw.values() for kind in kinds]
-        types = list(dict.fromkeys((*bodies, *others, *found, *raw)))
+        described = list(described_in(bodies))
+        raw = [
+            kind for struct in described for kinds in struct.raw_types.values() for kind in kinds
+        ]
+        types = list(dict.fromkeys((*bodies, *others, *described, *raw)))
         schemas, self.components = msgspec.json.schema_components(types, ref_template=REF)
         self._of: dict[Any, Schema] = dict(zip(types, schemas, strict=True))
-        for rule in found.values():
-            self._fill_in(rule)
+        for struct in described:
+            self._fill_in(struct)
         for name in self._reachable([self._of[kind] for kind in bodies]):
-            _close(self.components[name])
-        for rule in found.values():
-            self._properties(rule.struct).update(_neutral(rule.neutral))
-            if rule.variants:
-                self._component(rule.struct)["anyOf"] = list(rule.variants)
+            if "properties" in (schema := self.components[name]):  # also in structs without any
+                schema["additionalProperties"] = False
+        for struct in described:
+            self._properties(struct).update(_neutral(neutral_values(struct)))
+            if struct.variants:
+                self._component(struct)["anyOf"] = list(struct.variants)
         for schema in self._all():
             _translate(schema)
 
@@ -63,14 +65,13 @@ class Schemas:
         properties: dict[str, Schema] = self._component(struct)["properties"]
         return properties
 
-    def _fill_in(self, rule: StructRules) -> None:
+    def _fill_in(self, struct: type[Described]) -> None:
         """Give raw fields their types, and make the tag optional where it is."""
-        for field, kinds in rule.raw.items():
-            self._properties(rule.struct)[field] = {"anyOf": [self._of[kind] for kind in kinds]}
-        if rule.optional_tag:
-            component = self._component(rule.struct)
-            component["required"].remove(str(rule.struct.__struct_config__.tag_field))
-            ref = self._of[rule.struct]
+        for field, kinds in struct.raw_types.items():
+            self._properties(struct)[field] = {"anyOf": [self._of[kind] for kind in kinds]}
+        if struct.optional_tag:
+            component, ref = self._component(struct), self._of[struct]
+            component["required"].remove(str(struct.__struct_config__.tag_field))
             for schema in self._all():  # a discriminator would require the tag
                 if "discriminator" in schema and ref in schema.get("anyOf", ()):
                     del schema["discriminator"]
@@ -91,6 +92,26 @@ class Schemas:
             yield from _walk(schema)
 
 
+def described_in(kinds: Iterable[Any]) -> Iterator[type[Described]]:
+    """The structs of requests in types, and in all types inside, each once."""
+    seen: set[type] = set()
+    left: list[inspect.Type] = [type_info(kind) for kind in kinds]
+    while left:
+        match left.pop():
+            case inspect.StructType(cls=cls, fields=fields):
+                if cls not in seen and issubclass(cls, Described):
+                    seen.add(cls)
+                    yield cls
+                    left += [field.type for field in fields]
+                    left += [type_info(kind) for raw in cls.raw_types.values() for kind in raw]
+            case inspect.UnionType(types=types) | inspect.TupleType(item_types=types):
+                left += types
+            case inspect.ListType(item_type=inner) | inspect.DictType(value_type=inner):
+                left.append(inner)
+            case inspect.Metadata(type=inner):
+                left.append(inner)
+
+
 def _name(ref: Schema) -> str:
     return str(ref["$ref"]).rpartition("/")[2]
 
@@ -108,12 +129,6 @@ def _walk(schema: Any) -> Iterator[Schema]:
 
 def _refs(schema: Schema) -> Iterator[Schema]:
     return (part for part in _walk(schema) if isinstance(part.get("$ref"), str))
-
-
-def _close(schema: Schema) -> None:
-    """Refuse unknown fields, also in structs without any field."""
-    if "properties" in schema:
-        schema["additionalProperties"] = False
 
 
 def _neutral(values: NeutralValues) -> dict[str, Schema]:

@@ -7,7 +7,7 @@ of llama.cpp are in llama_cpp_series.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -21,7 +21,8 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from quire.core.histogram import Histogram
 from quire.engine.processes.control_channel import ModelStatus
 from quire.server.ops.llama_cpp_series import llama_cpp_series
-from quire.server.ops.server_metrics import EngineTotal, Total
+from quire.server.ops.metric_snapshots import Snapshot
+from quire.server.ops.server_metrics import EngineTotal
 from quire.version import __version__
 
 LABELS = ("model_name", "engine")
@@ -90,7 +91,7 @@ REQUEST_HISTOGRAMS = (
 
 
 def expose(
-    total: Total,
+    total: Snapshot,
     gpu_hour_cost: float | None,
     accept: str,
     statuses: Sequence[ModelStatus] = (),
@@ -101,7 +102,7 @@ def expose(
     """
     encode, media_type = _encoder(accept)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_ScrapeCollector(total, gpu_hour_cost, statuses))
+    registry.register(_Scrape(_families(total, gpu_hour_cost, statuses)))
     return _as_llama_cpp(encode(registry)), media_type
 
 
@@ -121,30 +122,30 @@ def _as_llama_cpp(page: bytes) -> bytes:
     return page if page.endswith(b"# EOF\n") else page.replace(name + b"gauge", name + b"counter")
 
 
-class _ScrapeCollector(Collector):
-    """The metric families of one scrape."""
+class _Scrape(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
 
-    def __init__(
-        self, total: Total, gpu_hour_cost: float | None, statuses: Sequence[ModelStatus]
-    ) -> None:
-        self._total = total
-        self._gpu_hour_cost = gpu_hour_cost
-        self._statuses = statuses
-
-    def collect(self) -> Iterator[Metric]:
-        """All metric families, each with the values of all engines."""
-        engines = list(self._total.engines.items())
-        yield from _models(self._statuses)
-        yield from _engine_gauges(engines)
-        yield from _engine_counters(engines)
-        yield from _requests(engines)
-        yield from llama_cpp_series(self._total.engines.values())
-        yield from _http(self._total)
-        if self._gpu_hour_cost is not None:
-            yield from _cost(self._total, self._gpu_hour_cost)
+    def collect(self) -> Iterable[Metric]:
+        return self._families
 
 
 Engines = list[tuple[str, EngineTotal]]
+
+
+def _families(
+    total: Snapshot, gpu_hour_cost: float | None, statuses: Sequence[ModelStatus]
+) -> Iterator[Metric]:
+    """All metric families, each with the values of all engines."""
+    engines = [(name, EngineTotal(figures)) for name, figures in total.engines.items()]
+    yield from _models(statuses)
+    yield from _engine_gauges(engines)
+    yield from _engine_counters(engines)
+    yield from _requests(engines)
+    yield from llama_cpp_series([engine for _, engine in engines])
+    yield from _http(total, engines)
+    if gpu_hour_cost is not None:
+        yield from _cost(total.started, engines, gpu_hour_cost)
 
 
 def _models(statuses: Sequence[ModelStatus]) -> Iterator[Metric]:
@@ -236,7 +237,7 @@ def _requests(engines: Engines) -> Iterator[Metric]:
     )
 
 
-def _http(total: Total) -> Iterator[Metric]:
+def _http(total: Snapshot, engines: Engines) -> Iterator[Metric]:
     requests = [
         ((path, method, str(status)), count)
         for (path, method, status), count in sorted(total.http_requests.items())
@@ -249,7 +250,7 @@ def _http(total: Total) -> Iterator[Metric]:
     full = [(("queue_full",), total.errors.get("queue_full", 0))]  # the label that vLLM has
     text = "HTTP requests refused by a full queue."
     yield _family(CounterMetricFamily, "vllm:admission_rejections", text, ("reason",), full)
-    num_dropped = sum(e.counted.num_dropped_log_lines for e in total.engines.values())
+    num_dropped = sum(e.counted.num_dropped_log_lines for _, e in engines)
     dropped = [(("api",), total.dropped_log_lines), (("engine",), num_dropped)]
     text = "Log lines dropped because nothing reads them."
     yield _family(CounterMetricFamily, "quire:log_lines_dropped", text, ("process",), dropped)
@@ -259,12 +260,12 @@ def _http(total: Total) -> Iterator[Metric]:
     )
 
 
-def _cost(total: Total, per_hour: float) -> Iterator[Metric]:
+def _cost(started: float, engines: Engines, per_hour: float) -> Iterator[Metric]:
     """Cost since the start; for other periods, divide the rates of the counters."""
-    spent = per_hour * max(0.0, time.monotonic() - total.started) / 3600
+    spent = per_hour * max(0.0, time.monotonic() - started) / 3600
     yield CounterMetricFamily("quire:cost", "Cost of the server since its start.", value=spent)
-    generated = sum(e.counted.num_generation_tokens for e in total.engines.values())
-    prompt = sum(e.counted.num_prompt_tokens for e in total.engines.values())
+    generated = sum(e.counted.num_generation_tokens for _, e in engines)
+    prompt = sum(e.counted.num_prompt_tokens for _, e in engines)
     costs = [
         ((kind,), spent / count * 1e6)
         for kind, count in (("generated", generated), ("all", generated + prompt))

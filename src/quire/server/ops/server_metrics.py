@@ -11,10 +11,7 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
-
-import msgspec
 
 from quire.core.histogram import STEP_SECONDS_BOUNDS, STEP_TOKEN_BOUNDS, Histogram
 from quire.core.messages import EngineStats
@@ -54,24 +51,6 @@ class EngineTotal:
         self.step_seconds.add(self.counted.step_seconds)
 
 
-class Total(msgspec.Struct):
-    """The sums over all processes. started: when the first one was, in monotonic seconds."""
-
-    started: float
-    engines: dict[str, EngineTotal]
-    http_requests: dict[tuple[str, str, int], int]
-    errors: dict[str, int]
-    dropped_log_lines: int = 0
-
-    @classmethod
-    def of(cls, snapshots: Iterable[Snapshot]) -> Total:
-        """The sum of one or more snapshots."""
-        total = Snapshot.joined(snapshots)
-        engines = {model: EngineTotal(figures) for model, figures in total.engines.items()}
-        dropped = total.dropped_log_lines
-        return cls(total.started, engines, total.http_requests, total.errors, dropped)
-
-
 class Metrics:
     """The metrics of this process, and those of all others.
 
@@ -97,13 +76,12 @@ class Metrics:
 
     def count(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
-        path = record.path if record.path in self.endpoints else self._template(record.path)
+        path = record.path
+        if path not in self.endpoints:
+            path = next((name for known, name in self.templates if known.match(path)), OTHER)
         self._http_requests[path, record.method, record.status] += 1
         if record.error_code is not None:
             self._errors[record.error_code] += 1
-
-    def _template(self, path: str) -> str:
-        return next((name for known, name in self.templates if known.match(path)), OTHER)
 
     def snapshot(self) -> Snapshot:
         """The current metrics of this process."""
@@ -139,12 +117,12 @@ class Metrics:
 
     def requests(self, model: str) -> RequestMetrics:
         """The request metrics of a model, over all processes."""
-        return self.total().engines[model].requests
+        return EngineTotal(self.total().engines[model]).requests
 
-    def total(self) -> Total:
+    def total(self) -> Snapshot:
         """The metrics of all processes."""
         others = [] if self._folder is None else self._folder.read_others()
-        return Total.of([*others, self.snapshot()])
+        return Snapshot.joined([*others, self.snapshot()])
 
     def _figures(self, name: str, engine: AsyncEngine) -> EngineFigures:
         info, stats = engine.info, engine.stats

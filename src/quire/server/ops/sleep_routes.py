@@ -14,8 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.compat.sleep_tags import check_tags
-from quire.server.http.json_response import JsonResponse
-from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
+from quire.server.http.openapi_entry import ApiRoute, JsonResponse, OpenApiEntry
 from quire.server.http.request_reader import read_query
 from quire.server.model_loading import ModelLoader
 from quire.server.model_registry import ModelEntry
@@ -68,9 +67,9 @@ class SleepRoutes:
             ApiRoute(
                 self.sleep,
                 OpenApiEntry(
+                    "/sleep",
+                    "Unload all models. Answers once their engines have ended.",
                     method="post",
-                    path="/sleep",
-                    summary="Unload all models. Answers once their engines have ended.",
                     rules=(
                         "The query may have `level` (1 or 2) and `mode`: abort ends requests, wait "
                         "gives them the shutdown timeout.",
@@ -82,9 +81,9 @@ class SleepRoutes:
             ApiRoute(
                 self.wake_up,
                 OpenApiEntry(
+                    "/wake_up",
+                    "Load the models of the start. Answers once they accept requests.",
                     method="post",
-                    path="/wake_up",
-                    summary="Load the models of the start. Answers once they accept requests.",
                     rules=("The query may have `tags`: weights, kv_cache.",),
                     reply=Awake,
                     errors=_CONFLICT,
@@ -93,8 +92,8 @@ class SleepRoutes:
             ApiRoute(
                 self.is_sleeping,
                 OpenApiEntry(
-                    path="/is_sleeping",
-                    summary="Whether no model is loaded, and /wake_up would load some.",
+                    "/is_sleeping",
+                    "Whether no model is loaded, and /wake_up would load some.",
                     reply=IsSleeping,
                 ),
             ),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.errors import ConfigError
-from quire.server.api.common.generation_record import GenerationRecord, generation_of
+from quire.server.api.common.generation_job import GenerationRecord, generation_of
 from quire.server.http.request_record import RequestRecord
 from quire.version import __version__
 

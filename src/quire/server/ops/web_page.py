@@ -2,23 +2,29 @@
 
 The files of the folder `page/` are read once and are the same for everybody, so they need no API
 key; the endpoints that they call do. All but the index have a path with the hash of all files, so a
-browser may cache them for ever and never mixes two versions.
+browser may cache them for ever and never mixes two versions. `/docs`, the API for people, is the
+OpenAPI document as a static page.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
+from quire.server.ops.api_html import api_html
+from quire.server.ops.openapi import document
 
 FOLDER = Path(__file__).parents[1] / "page"
 INDEX = "index.html"
+DOCS_PATH = "/docs"
 PLACEHOLDER = b"{assets}"  # in the index: where the other files are
 
 MEDIA_TYPES = {
@@ -76,13 +82,9 @@ class WebPage:
     @property
     def routes(self) -> list[ApiRoute]:
         """GET and HEAD of the page and its files."""
-        index = OpenApiEntry(path="/", summary="The page.", media="text/html", needs_key=False)
+        index = OpenApiEntry("/", "The page.", media="text/html", needs_key=False)
         assets = OpenApiEntry(
-            path="/page/{path:path}",
-            summary="A file of the page.",
-            media="*/*",
-            errors=(404,),
-            needs_key=False,
+            "/page/{path:path}", "A file of the page.", media="*/*", errors=(404,), needs_key=False
         )
         return [ApiRoute(self._index.answer, index), ApiRoute(self._asset, assets)]
 
@@ -118,3 +120,17 @@ def _version(files: Mapping[str, bytes]) -> str:
     for name, content in sorted(files.items()):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:16]
+
+
+def docs_route(assets: str) -> ApiRoute:
+    """The route of the page. assets: path of the style sheets, relative to `/`."""
+
+    @cache  # made for the first request
+    def page(app: Starlette) -> PageFile:
+        return PageFile(api_html(document(app.routes), assets).encode(), "docs.html", "no-cache")
+
+    async def answer(request: Request) -> Response:
+        return await page(request.app).answer(request)
+
+    entry = OpenApiEntry(DOCS_PATH, "This API as a page.", media="text/html", needs_key=False)
+    return ApiRoute(answer, entry)

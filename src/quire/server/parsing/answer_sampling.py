@@ -7,7 +7,6 @@ for the answer's text, and reasoning may come first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -15,7 +14,6 @@ from quire.core.sampling_params import SamplingParams, StructuredOutputs
 from quire.errors import invalid_value
 from quire.server.parsing.output_parser import ParserConfig
 from quire.server.parsing.reasoning_parser import (
-    MarkTokenizer,
     ReasoningParser,
     reasoning_of,
     with_reasoning_marks,
@@ -26,28 +24,13 @@ from quire.server.parsing.tool_grammar import (
     thought_mark,
     tools_of_lines,
 )
+from quire.tokenizer.tokenizer import Tokenizer
 
 _NUM_TAIL_TOKENS = 16  # of the prompt, in which reasoning may be opened
 
 
-class AnswerTokenizer(MarkTokenizer, Protocol):
-    """The part of a tokenizer that knows tokens of a prompt, and which ones are control tokens."""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token."""
-
-    def control_token_id(self, text: str) -> int | None:
-        """The id of the control token with this text, or None."""
-
-
-class ChatTokenizer(AnswerTokenizer, Protocol):
-    """The part of a tokenizer that also has the chat template."""
-
-    chat_template_text: str
-
-
 def reasoning_config(
-    reasoning: ReasoningParser | None, token_ids: Sequence[int], tokenizer: AnswerTokenizer
+    reasoning: ReasoningParser | None, token_ids: Sequence[int], tokenizer: Tokenizer
 ) -> ParserConfig:
     """The parsers of the answer to a prompt without tools.
 
@@ -64,7 +47,7 @@ def reasoning_config(
 
 
 def with_mark_tokens(
-    sampling: SamplingParams, config: ParserConfig, tokenizer: AnswerTokenizer
+    sampling: SamplingParams, config: ParserConfig, tokenizer: Tokenizer
 ) -> SamplingParams:
     """Keep the control tokens that the parser looks for in the detokenized text."""
     ids = [i for mark in config.marks if (i := tokenizer.control_token_id(mark)) is not None]
@@ -74,7 +57,7 @@ def with_mark_tokens(
 def with_grammar(
     sampling: SamplingParams,
     config: ParserConfig,
-    tokenizer: AnswerTokenizer,
+    tokenizer: Tokenizer,
     fields: Sequence[str] = (),
 ) -> SamplingParams:
     """Add a grammar that enforces calls and the caller's constraint around reasoning and text.
@@ -99,7 +82,7 @@ def with_grammar(
 
 
 def chat_sampling(
-    sampling: SamplingParams, token_ids: Sequence[int], tokenizer: ChatTokenizer, *, fix: str
+    sampling: SamplingParams, token_ids: Sequence[int], tokenizer: Tokenizer, *, fix: str
 ) -> SamplingParams:
     """The params of the answer to a chat without tools, whose prompt is token_ids.
 

@@ -7,7 +7,7 @@ The joined events of a stream equal those of the complete text, because there is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -40,20 +40,6 @@ class ToolCallArguments(msgspec.Struct, frozen=True):
 
 
 Event = TextDelta | ReasoningDelta | ToolCallBegin | ToolCallArguments
-
-
-class StreamParser(Protocol):
-    """Parses one answer's text as it comes. Any text is valid; nothing raises."""
-
-    def push(self, text: str) -> list[Event]:
-        """Take more text; returns the events that are certain now."""
-
-    def finish(self) -> list[Event]:
-        """End the text; returns the events that were held back."""
-
-    @property
-    def called_tools(self) -> bool:
-        """Whether there are tool calls so far, and all of them are complete."""
 
 
 class ToolCall(msgspec.Struct):

@@ -54,7 +54,7 @@ class ParserConfig(msgspec.Struct, frozen=True):
 
 
 class OutputParser:
-    """A StreamParser for what `config` describes."""
+    """Parses what `config` describes. Any text is valid; nothing raises."""
 
     def __init__(self, config: ParserConfig, *, new_id: Callable[[], str] | None = None) -> None:
         self._config = config
@@ -192,7 +192,7 @@ class OutputParser:
 
 
 class PlainParser:
-    """A StreamParser for requests without tools and reasoning: all text is the answer."""
+    """An OutputParser for requests without tools and reasoning: all text is the answer."""
 
     called_tools = False
 
@@ -203,6 +203,9 @@ class PlainParser:
     def finish(self) -> list[Event]:
         """Return no events: no text is held back."""
         return []
+
+
+StreamParser = OutputParser | PlainParser
 
 
 def _drop(_text: str) -> None:

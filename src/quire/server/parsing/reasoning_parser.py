@@ -7,7 +7,6 @@ output_parser.py's work.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 import msgspec
 
@@ -15,6 +14,7 @@ from quire.core.reasoning_marks import ReasoningMarks
 from quire.core.sampling_params import SamplingParams
 from quire.errors import invalid_value
 from quire.server.parsing.text_source import SPACE_CHARS
+from quire.tokenizer.tokenizer import Tokenizer
 
 
 class ReasoningParser(msgspec.Struct, frozen=True):
@@ -39,19 +39,10 @@ def reasoning_of(template: str) -> ReasoningParser | None:
     return next((each for each in REASONING_PARSERS.values() if each.end in template), None)
 
 
-class MarkTokenizer(Protocol):
-    """The part of a tokenizer that spells marks."""
-
-    def encode(
-        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False
-    ) -> list[int]:
-        """Text to token ids; parse_special: also names of control tokens."""
-
-
 def with_reasoning_marks(
     sampling: SamplingParams,
     reasoning: ReasoningParser | None,
-    tokenizer: MarkTokenizer,
+    tokenizer: Tokenizer,
     *,
     is_open: bool | None = None,
     fix: str = "name its parser by --reasoning-parser at the start",

@@ -67,13 +67,15 @@ class CallTemplate(msgspec.Struct, frozen=True):
 class ToolParser(msgspec.Struct, frozen=True):
     """The tool-call format of a family of models.
 
-    name: for --tool-call-parser. read: parses calls. frame: the format for grammars. begin: the
-    marks that start calls, anywhere in the answer. inner: further control texts of calls. bare:
-    whether calls may also start the answer without a mark. new_id: makes ids of calls. fit_id:
-    converts a client's id to one that the chat template accepts.
+    name: for --tool-call-parser. signs: texts that chat templates for it have. read: parses calls.
+    frame: the format for grammars. begin: the marks that start calls, anywhere in the answer.
+    inner: further control texts of calls. bare: whether calls may also start the answer without a
+    mark. new_id: makes ids of calls. fit_id: converts a client's id to one that the chat template
+    accepts.
     """
 
     name: str
+    signs: tuple[str, ...]
     read: Callable[[ToolCallReader], Wait[None]]
     frame: CallTemplate
     begin: Marks

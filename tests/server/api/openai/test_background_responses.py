@@ -17,8 +17,7 @@ from asgi_client import Reply, call, request
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
-from quire.server.api.openai.background_responses import failed
-from quire.server.api.openai.background_watch import BackgroundWatch
+from quire.server.api.openai.background_responses import BackgroundWatch
 from quire.server.api.openai.response_store import ResponseStore, StoredResponse
 from quire.server.app import build_app
 from quire.server.http.disconnect import DisconnectWatch
@@ -148,13 +147,24 @@ def test_a_response_whose_process_has_ended_has_failed(tmp_path: Path) -> None:
     assert store.put("a", "t", running)
     assert store.get("a", "t") == running
     assert store.running_ids(running.process) == {"a"}
-    assert store.replace_running("a", "t", failed(running.reply))
+    assert store.replace_running("a", "t", b"{}")
     assert not store.replace_running("a", "t", b"{}")
     found = store.get("a", "t")
     assert found is not None
     assert not found.is_abandoned
-    assert b'"failed"' in found.reply
     assert store.running_ids(running.process) == set()
+    store.close()
+
+
+def test_its_reader_gets_the_failure(engine: FakeEngine, tmp_path: Path) -> None:
+    app = build_app(engine, ServerSettings(), tmp_path)
+    store = ResponseStore(tmp_path, 1000)
+    left = StoredResponse(b'{"id":"a","status":"in_progress"}', b"[]", ended_process())
+    assert store.put("a", "", left)
+    error = {"code": "server_error", "message": "its server process ended; send it again"}
+    for _ in range(2):
+        reply = call(app, "/v1/responses/a", method="GET")
+        assert reply.json() == {"id": "a", "status": "failed", "error": error}
     store.close()
 
 
@@ -177,7 +187,7 @@ def test_the_store_is_looked_at_once_for_all(
         looks.append(running_ids(store, process))
         return looks[-1]
 
-    monkeypatch.setattr("quire.server.api.openai.background_watch.POLL_SECONDS", POLL_SECONDS)
+    monkeypatch.setattr("quire.server.api.openai.background_responses.POLL_SECONDS", POLL_SECONDS)
     monkeypatch.setattr(ResponseStore, "running_ids", counted)
 
     async def main() -> None:
@@ -215,7 +225,7 @@ def test_a_look_that_fails_is_not_the_last(
             raise answer
         return answer
 
-    monkeypatch.setattr("quire.server.api.openai.background_watch.POLL_SECONDS", 0.001)
+    monkeypatch.setattr("quire.server.api.openai.background_responses.POLL_SECONDS", 0.001)
     monkeypatch.setattr(ResponseStore, "running_ids", running_ids)
 
     async def main() -> None:

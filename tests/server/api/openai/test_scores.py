@@ -103,6 +103,23 @@ def test_documents_may_be_objects(app: Starlette) -> None:
     ]  # fmt: skip
 
 
+def test_texts_may_be_objects_of_jina_and_vllm(app: Starlette) -> None:
+    """vLLM joins the parts of a `content` by line ends."""
+    pair: list[Any] = [{"type": "text", "text": "a", "uuid": None}, {"type": "text", "text": "b"}]
+    parts = {"content": pair}
+    documents: Any = [{"text": "y" * 400}, parts, {"content": "b" * 30, "title": "An"}]
+    texts = ["y" * 400, "a\nb", "b" * 30]
+    usual = post(app, "/v1/rerank", query="a\nb", documents=texts).json()["results"]
+    for query in ({"text": "a\nb"}, parts):
+        assert post(app, "/v1/rerank", query=query, documents=documents).json()["results"] == usual
+        scored = post(app, "/v1/score", queries=query, documents=documents).json()
+        assert (
+            scored["data"] == post(app, "/v1/score", queries="a\nb", documents=texts).json()["data"]
+        )
+    one = post(app, "/v1/rerank", query="ab", documents=parts).json()["results"]
+    assert [r["document"] for r in one] == [{"text": "a\nb"}]
+
+
 def test_rerank_as_tei_has_it(app: Starlette) -> None:
     documents = ["y" * 400, "ab", "b" * 30]
     usual = post(app, "/rerank", query="ab", documents=documents, top_n=2).json()["results"]
@@ -129,6 +146,13 @@ def test_rerank_as_tei_has_it(app: Starlette) -> None:
         ("/v1/rerank", {"query": "a", "documents": ["b", {"title": "b"}]}, "documents[1]"),
         ("/v1/rerank", {"query": "a", "documents": [{"text": ""}]}, "documents[0]"),
         ("/v1/rerank", {"query": "a", "documents": [{"text": 1}]}, "documents[0]"),
+        ("/v1/rerank", {"query": {"image": "x"}, "documents": ["b"]}, "query"),
+        ("/v1/score", {"queries": {"content": []}, "documents": ["b"]}, "queries"),
+        (
+            "/v1/score",
+            {"queries": "a", "documents": [{"content": [{"type": "image_url", "text": "a"}]}]},
+            "documents[0]",
+        ),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "rank_fields": ["title"]},
          "rank_fields[0]"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "truncate_prompt_tokens": 0},

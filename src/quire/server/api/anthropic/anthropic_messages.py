@@ -7,27 +7,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from quire.core.request_output import CompletionOutput, RequestOutput
-from quire.server.api.anthropic import messages_request
-from quire.server.api.anthropic.messages_reply import (
-    BlockDelta,
-    BlockStart,
-    BlockStop,
-    InputPiece,
-    MessageDelta,
-    MessageReply,
-    MessageStart,
-    MessageStop,
-    MessagesUsage,
-    OutputBlock,
-    Ping,
-    Stop,
-    TextPiece,
-    ThinkingPiece,
-    TokenCountReply,
-)
+from quire.server.api.anthropic import messages_reply as replies
 from quire.server.api.anthropic.messages_request import (
-    COUNT_RULES,
-    MESSAGES_RULES,
     CountRequest,
     MessagesRequest,
     TextBlock,
@@ -44,8 +25,9 @@ from quire.server.api.common.streaming import answer
 from quire.server.api.common.usage import Usage
 from quire.server.http.field_names import FieldNames
 from quire.server.http.http_errors import AnthropicError, ErrorReply
-from quire.server.http.ids import new_id
 from quire.server.http.openapi_entry import PostEntry
+from quire.server.http.request_body import read_body
+from quire.server.http.request_record import new_id
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.server.parsing.output_events import (
     Event,
@@ -74,7 +56,7 @@ _NAMES = FieldNames(
 
 def prepare(data: bytes, models: ModelRegistry) -> Stages[MessagesFormatter]:
     """Decode a body, render and encode the conversation, in stages. Raises InvalidRequestError."""
-    request = messages_request.parse(data)
+    request = read_body(data, MessagesRequest)
     model = models.find(request.model)
     chat = _chat_of(request, model)
     yield
@@ -86,11 +68,11 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[MessagesFormatter]:
 
 def count_tokens(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply of /v1/messages/count_tokens. Raises InvalidRequestError."""
-    request = messages_request.parse_count(data)
+    request = read_body(data, CountRequest)
     model = models.find(request.model)
     chat = _chat_of(request, model)
     token_ids = conversation.encode(chat, model, names=_NAMES)
-    return LightReply(TokenCountReply(len(token_ids)), chat.no_effect)
+    return LightReply(replies.TokenCountReply(len(token_ids)), chat.no_effect)
 
 
 def _chat_of(request: CountRequest, model: RegisteredModel) -> ChatRequest:
@@ -108,27 +90,26 @@ class MessagesFormatter:
         self._conversation = conversation
         self._has_started = False
         self._index = -1  # of the block that is being sent
-        self._kind: type[OutputBlock] | None = None  # None: no block is open
-        self._stop = Stop("end_turn", None)
+        self._kind: type[replies.OutputBlock] | None = None  # None: no block is open
+        self._stop = replies.Stop("end_turn", None)
 
-    def reply(self, results: Sequence[RequestOutput], usage: Usage) -> MessageReply:
+    def reply(self, results: Sequence[RequestOutput], usage: Usage) -> replies.MessageReply:
         """The complete answer."""
         ((output,),) = (item.outputs for item in results)
         content = _blocks(self._conversation.read(output))
-        stop = self._stop_of(output)
-        return self._message(content, stop.stop_reason, stop.stop_sequence, MessagesUsage.of(usage))
+        return self._message(content, replies.MessagesUsage.of(usage), self._stop_of(output))
 
     def chunks(self, _index_of_prompt: int, item: RequestOutput) -> Iterator[msgspec.Struct]:
         """The stream events that one part of the answer makes."""
         if not self._has_started:
             self._has_started = True
             cached = item.num_cached_tokens
-            usage = MessagesUsage(
+            usage = replies.MessagesUsage(
                 input_tokens=len(item.prompt_token_ids) - cached,
                 cache_read_input_tokens=cached,
                 output_tokens=0,
             )
-            yield MessageStart(self._message([], None, None, usage))
+            yield replies.MessageStart(self._message([], usage))
         for output in item.outputs:
             for event in self._conversation.read(output):
                 yield from self._events(event)
@@ -138,8 +119,8 @@ class MessagesFormatter:
     def ending(self, usage: Usage) -> Iterator[msgspec.Struct]:
         """The last events of a complete stream."""
         yield from self._close()
-        yield MessageDelta(self._stop, MessagesUsage.of(usage))
-        yield MessageStop()
+        yield replies.MessageDelta(self._stop, replies.MessagesUsage.of(usage))
+        yield replies.MessageStop()
 
     def failure(self, reply: ErrorReply) -> AnthropicError:
         """The last event of a stream that failed."""
@@ -149,50 +130,49 @@ class MessagesFormatter:
         match event:
             case TextDelta(text):
                 yield from self._open(TextBlock(text=""))
-                yield BlockDelta(self._index, TextPiece(text))
+                yield replies.BlockDelta(self._index, replies.TextPiece(text))
             case ReasoningDelta(text):
                 yield from self._open(ThinkingBlock(thinking=""))
-                yield BlockDelta(self._index, ThinkingPiece(text))
+                yield replies.BlockDelta(self._index, replies.ThinkingPiece(text))
             case ToolCallBegin(_, call_id, name):
                 yield from self._open(ToolUseBlock(id=call_id, name=name, input={}))
             case ToolCallArguments(_, text):
-                yield BlockDelta(self._index, InputPiece(text))
+                yield replies.BlockDelta(self._index, replies.InputPiece(text))
 
-    def _open(self, block: OutputBlock) -> Iterator[msgspec.Struct]:
+    def _open(self, block: replies.OutputBlock) -> Iterator[msgspec.Struct]:
         """Open a block, unless the open one has the same type. Each call is a block of its own."""
         if self._kind is type(block) and not isinstance(block, ToolUseBlock):
             return
         yield from self._close()
         self._index += 1
         self._kind = type(block)
-        yield BlockStart(self._index, block)
+        yield replies.BlockStart(self._index, block)
         if self._index == 0:
-            yield Ping()  # where Anthropic's own API sends one
+            yield replies.Ping()  # where Anthropic's own API sends one
 
     def _close(self) -> Iterator[msgspec.Struct]:
         if self._kind is not None:
             self._kind = None
-            yield BlockStop(self._index)
+            yield replies.BlockStop(self._index)
 
-    def _stop_of(self, output: CompletionOutput) -> Stop:
+    def _stop_of(self, output: CompletionOutput) -> replies.Stop:
         if isinstance(output.stop_reason, str):
-            return Stop("stop_sequence", output.stop_reason)
+            return replies.Stop("stop_sequence", output.stop_reason)
         reason = self._conversation.finish_reason(output) or ""
-        return Stop(_STOP_REASONS.get(reason, "end_turn"), None)
+        return replies.Stop(_STOP_REASONS.get(reason, "end_turn"), None)
 
     def _message(
         self,
-        content: list[OutputBlock],
-        stop_reason: str | None,
-        stop_sequence: str | None,
-        usage: MessagesUsage,
-    ) -> MessageReply:
-        return MessageReply(
+        content: list[replies.OutputBlock],
+        usage: replies.MessagesUsage,
+        stop: replies.Stop | None = None,
+    ) -> replies.MessageReply:
+        return replies.MessageReply(
             id=self.job.reply_id,
             model=self.job.model,
             content=content,
-            stop_reason=stop_reason,
-            stop_sequence=stop_sequence,
+            stop_reason=None if stop is None else stop.stop_reason,
+            stop_sequence=None if stop is None else stop.stop_sequence,
             usage=usage,
         )
 
@@ -201,9 +181,9 @@ def _new_call_id() -> str:
     return f"toolu_{new_id()[:24]}"
 
 
-def _blocks(events: Sequence[Event]) -> list[OutputBlock]:
+def _blocks(events: Sequence[Event]) -> list[replies.OutputBlock]:
     """The content blocks of all events, in order."""
-    blocks: list[OutputBlock] = []
+    blocks: list[replies.OutputBlock] = []
     arguments: list[str] = []  # of each call
     for event in events:
         last = blocks[-1] if blocks else None
@@ -227,15 +207,10 @@ def _blocks(events: Sequence[Event]) -> list[OutputBlock]:
     return blocks
 
 
-_EVENTS = (
-    MessageStart, Ping, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop,
-    AnthropicError,
-)  # fmt: skip
-
 ROUTE = GenerationRoute(
     PostEntry(
-        path="/v1/messages",
-        summary="Answer a conversation, in Anthropic's format.",
+        "/v1/messages",
+        "Answer a conversation, in Anthropic's format.",
         rules=(
             route_rules.MODEL,
             route_rules.CONTEXT,
@@ -245,9 +220,8 @@ ROUTE = GenerationRoute(
         ),
         example={"messages": [route_rules.USER_MESSAGE], "max_tokens": 8},
         body=MessagesRequest,
-        struct_rules=MESSAGES_RULES,
-        reply=MessageReply,
-        events=_EVENTS,
+        reply=replies.MessageReply,
+        events=replies.EVENTS,
     ),
     prepare,
     answer,
@@ -255,8 +229,8 @@ ROUTE = GenerationRoute(
 
 COUNT_ROUTE = LightRoute(
     PostEntry(
-        path="/v1/messages/count_tokens",
-        summary="Count a conversation's tokens.",
+        "/v1/messages/count_tokens",
+        "Count a conversation's tokens.",
         rules=(
             route_rules.MODEL,
             *route_rules.CHAT,
@@ -265,8 +239,7 @@ COUNT_ROUTE = LightRoute(
         ),
         example={"messages": [route_rules.USER_MESSAGE]},
         body=CountRequest,
-        struct_rules=COUNT_RULES,
-        reply=TokenCountReply,
+        reply=replies.TokenCountReply,
     ),
     count_tokens,
 )

@@ -6,6 +6,7 @@ import msgspec
 
 from quire.server.api.anthropic.messages_request import TextBlock, ThinkingBlock, ToolUseBlock
 from quire.server.api.common.usage import Usage
+from quire.server.http.http_errors import AnthropicError
 
 OutputBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
@@ -111,3 +112,9 @@ class TokenCountReply(msgspec.Struct):
     """The reply of /v1/messages/count_tokens."""
 
     input_tokens: int
+
+
+EVENTS = (
+    MessageStart, Ping, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop,
+    AnthropicError,
+)  # fmt: skip

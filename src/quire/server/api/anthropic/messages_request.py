@@ -6,17 +6,16 @@ unsupported fields of the API are listed with the values that ask for nothing.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.server.api.common.chat_request import MAX_MESSAGES
 from quire.server.api.common.tool_definitions import MAX_TOOLS, DirectCaller, FunctionName
-from quire.server.http import field_bounds, strict_json
+from quire.server.http import field_bounds
 from quire.server.http.field_bounds import ShortText
-from quire.server.http.openapi_entry import StructRules
-from quire.server.http.request_body import RequestBody, neutral_values, read_body
+from quire.server.http.request_body import RequestBody
 from quire.server.http.strict_json import Strict
 
 
@@ -104,15 +103,16 @@ class MessagesTool(Strict):
 class MessagesToolChoice(Strict):
     """Choice of tools: may, must or must not be called. name: of the tool for type tool."""
 
+    variants = (
+        {
+            "required": ["name"],
+            "properties": {"type": {"const": "tool"}, "name": {"type": "string"}},
+        },
+        {"properties": {"type": {"enum": ["auto", "any", "none"]}, "name": {"type": "null"}}},
+    )
     type: Literal["auto", "any", "tool", "none"]
     name: FunctionName | None = None
     disable_parallel_tool_use: bool | None = None
-
-
-TOOL_CHOICE_VARIANTS: tuple[dict[str, Any], ...] = (  # as JSON Schema
-    {"required": ["name"], "properties": {"type": {"const": "tool"}, "name": {"type": "string"}}},
-    {"properties": {"type": {"enum": ["auto", "any", "none"]}, "name": {"type": "null"}}},
-)
 
 
 class Thinking(Strict):
@@ -122,23 +122,21 @@ class Thinking(Strict):
     the model marks its reasoning. display: omitted leaves the reasoning out.
     """
 
+    variants = (
+        {
+            "required": ["budget_tokens"],
+            "properties": {"type": {"const": "enabled"}, "budget_tokens": {"type": "integer"}},
+        },
+        {
+            "properties": {
+                "type": {"enum": ["adaptive", "disabled"]},
+                "budget_tokens": {"type": "null"},
+            }
+        },
+    )
     type: Annotated[str, field_bounds.one_of("enabled", "adaptive", "disabled")]
     budget_tokens: field_bounds.TokenCount | None = None
     display: Literal["summarized", "omitted"] | None = None
-
-
-THINKING_VARIANTS: tuple[dict[str, Any], ...] = (  # as JSON Schema
-    {
-        "required": ["budget_tokens"],
-        "properties": {"type": {"const": "enabled"}, "budget_tokens": {"type": "integer"}},
-    },
-    {
-        "properties": {
-            "type": {"enum": ["adaptive", "disabled"]},
-            "budget_tokens": {"type": "null"},
-        }
-    },
-)
 
 
 class OutputFormat(Strict):
@@ -164,6 +162,17 @@ class Metadata(Strict):
 class CountRequest(RequestBody, kw_only=True, dict=True):
     """Body of /v1/messages/count_tokens, and the fields of /v1/messages for the prompt."""
 
+    neutral: ClassVar = {
+        "billing_policy": (None,),
+        "compaction": (None,),
+        "diagnostics": (None,),
+        "fallback_credit_token": (None,),
+        "fallbacks": (None, []),
+        "output_format": (None,),
+        "thread": (None,),
+        "user_profile_id": (None,),
+        "workspace_id": (None,),
+    }
     model: str | None = None
     messages: Annotated[list[InputMessage], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
     system: str | list[PlainText] | None = None
@@ -184,43 +193,3 @@ class MessagesRequest(CountRequest, kw_only=True, dict=True):
     top_p: field_bounds.TopP | None = None
     top_k: field_bounds.TopK | None = None
     metadata: Metadata | None = None
-
-
-MESSAGES_REFUSED: strict_json.NeutralValues = {
-    "billing_policy": (None,),
-    "compaction": (None,),
-    "diagnostics": (None,),
-    "fallback_credit_token": (None,),
-    "fallbacks": (None, []),
-    "output_format": (None,),
-    "thread": (None,),
-    "user_profile_id": (None,),
-    "workspace_id": (None,),
-}
-
-_decoder = msgspec.json.Decoder(MessagesRequest)
-_count_decoder = msgspec.json.Decoder(CountRequest)
-
-
-def parse(data: bytes) -> MessagesRequest:
-    """Decode a /v1/messages body. Raises InvalidRequestError."""
-    return read_body(data, _decoder, MESSAGES_REFUSED)[0]
-
-
-def parse_count(data: bytes) -> CountRequest:
-    """Decode a /v1/messages/count_tokens body. Raises InvalidRequestError."""
-    return read_body(data, _count_decoder, MESSAGES_REFUSED)[0]
-
-
-_PROMPT_RULES = (
-    StructRules(struct=MessagesToolChoice, variants=TOOL_CHOICE_VARIANTS),
-    StructRules(struct=Thinking, variants=THINKING_VARIANTS),
-)
-MESSAGES_RULES = (
-    StructRules(struct=MessagesRequest, neutral=neutral_values(MessagesRequest, MESSAGES_REFUSED)),
-    *_PROMPT_RULES,
-)
-COUNT_RULES = (
-    StructRules(struct=CountRequest, neutral=neutral_values(CountRequest, MESSAGES_REFUSED)),
-    *_PROMPT_RULES,
-)

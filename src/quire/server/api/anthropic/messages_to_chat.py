@@ -11,9 +11,7 @@ from quire.server.api.anthropic.messages_request import (
     Block,
     CountRequest,
     MessagesRequest,
-    MessagesTool,
     MessagesToolChoice,
-    OutputFormat,
     PlainText,
     TextBlock,
     Thinking,
@@ -21,17 +19,10 @@ from quire.server.api.anthropic.messages_request import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from quire.server.api.common.chat_messages import CalledFunction, Message, TextPart, ToolCall
+from quire.server.api.common.chat_messages import Message, TextPart, ToolCall
 from quire.server.api.common.chat_request import ChatRequest
-from quire.server.api.common.response_format import JsonSchema, JsonSchemaFormat, ResponseFormat
-from quire.server.api.common.tool_definitions import (
-    ALL_ARE_SHOWN,
-    Function,
-    FunctionChoice,
-    NamedChoice,
-    Tool,
-    ToolChoice,
-)
+from quire.server.api.common.response_format import JsonSchema, JsonSchemaFormat
+from quire.server.api.common.tool_definitions import ALL_ARE_SHOWN, NamedChoice, Tool, ToolChoice
 from quire.server.http.field_names import Origins
 
 
@@ -44,32 +35,35 @@ def to_chat(
     InvalidRequestError.
     """
     origins = Origins()
-    messages = _messages(request, origins)
+    messages, tools = _messages(request, origins), request.tools or ()
     chat = ChatRequest(
         model=request.model,
         messages=messages,
         continue_final_message=_continues(messages[-1]),
-        tools=[_tool(tool) for tool in request.tools or ()] or None,
+        tools=[Tool.of(t.name, t.description, t.input_schema, t.strict) for t in tools] or None,
         tool_choice=_choice(request.tool_choice),
     )
     chat.take_over(request)
     chat.__dict__["origins"] = origins
-    if any(tool.defer_loading for tool in request.tools or ()):
+    if any(tool.defer_loading for tool in tools):
         chat.note_no_effect(ALL_ARE_SHOWN)
     if request.tool_choice is not None and request.tool_choice.disable_parallel_tool_use:
         chat.parallel_tool_calls = False
     if request.thinking is not None:
-        _add_thinking(chat, request.thinking, variables)
-        _add_budget(chat, request.thinking, marks_reasoning=marks_reasoning)
-    if request.output_config is not None:
-        chat.reasoning_effort = request.output_config.effort
-        chat.response_format = _response_format(request.output_config.format)
+        _add_thinking(chat, request.thinking, variables, marks_reasoning=marks_reasoning)
+    if (config := request.output_config) is not None:
+        chat.reasoning_effort = config.effort
+        if config.format is not None:
+            schema = JsonSchema(name="answer", schema=config.format.schema)
+            chat.response_format = JsonSchemaFormat(schema)
     if isinstance(request, MessagesRequest):
         _add_sampling_fields(chat, request)
     return chat
 
 
-def _add_thinking(chat: ChatRequest, thinking: Thinking, variables: frozenset[str]) -> None:
+def _add_thinking(
+    chat: ChatRequest, thinking: Thinking, variables: frozenset[str], *, marks_reasoning: bool
+) -> None:
     if thinking.type not in ("enabled", "adaptive", "disabled"):
         problem = f"must be enabled, adaptive or disabled, not {thinking.type[:64]!r}"
         raise invalid_value("thinking.type", problem)
@@ -79,19 +73,10 @@ def _add_thinking(chat: ChatRequest, thinking: Thinking, variables: frozenset[st
         chat.include_reasoning = False
     if thinking.type != "adaptive" and "enable_thinking" in variables:
         chat.chat_template_kwargs = {"enable_thinking": thinking.type == "enabled"}
-
-
-def _add_budget(chat: ChatRequest, thinking: Thinking, *, marks_reasoning: bool) -> None:
     if marks_reasoning:
         chat.thinking_token_budget = thinking.budget_tokens
     elif thinking.budget_tokens is not None:
         chat.note_no_effect("thinking.budget_tokens has no effect: the model marks no reasoning")
-
-
-def _response_format(output_format: OutputFormat | None) -> ResponseFormat | None:
-    if output_format is None:
-        return None
-    return JsonSchemaFormat(JsonSchema(name="answer", schema=output_format.schema))
 
 
 def _add_sampling_fields(chat: ChatRequest, request: MessagesRequest) -> None:
@@ -166,8 +151,7 @@ def _assistant(blocks: Sequence[Block], where: str) -> Message:
                 message.reasoning_content = (message.reasoning_content or "") + block.thinking
             case ToolUseBlock():
                 arguments = msgspec.json.encode(block.input).decode()
-                function = CalledFunction(name=block.name, arguments=arguments)
-                calls.append(ToolCall(id=block.id, function=function))
+                calls.append(ToolCall.of(block.id, block.name, arguments))
             case _:
                 raise invalid_value(f"{where}[{index}].type", "only the user has this; remove it")
     message.content, message.tool_calls = texts or None, calls or None
@@ -178,21 +162,11 @@ def _text(content: str | list[PlainText]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 
-def _tool(tool: MessagesTool) -> Tool:
-    function = Function(
-        name=tool.name,
-        description=tool.description,
-        parameters=tool.input_schema,
-        strict=tool.strict,
-    )
-    return Tool(type="function", function=function)
-
-
 def _choice(choice: MessagesToolChoice | None) -> ToolChoice | None:
     if choice is None:
         return None
     if (choice.name is not None) != (choice.type == "tool"):
         raise invalid_value("tool_choice.name", "it goes with the type tool, and only with it")
     if choice.name is not None:
-        return NamedChoice(type="function", function=FunctionChoice(name=choice.name))
+        return NamedChoice.of(choice.name)
     return "required" if choice.type == "any" else choice.type

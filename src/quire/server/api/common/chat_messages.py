@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from quire.errors import invalid_value
 from quire.server.api.common.tool_definitions import MAX_TOOLS
 from quire.server.http.field_bounds import FunctionKind, ShortText, TextKind, one_of
-from quire.server.http.openapi_entry import StructRules
-from quire.server.http.strict_json import NeutralValues, Strict
+from quire.server.http.strict_json import Strict
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -20,63 +19,6 @@ Role = Annotated[str, one_of(*ROLES)]
 # Anthropic's mark of a prefix to be cached, as every prefix is; agents send it in chats, too
 _CACHED = {"type": "ephemeral"}
 _CACHE_CONTROL = (None, _CACHED, *({**_CACHED, "ttl": time} for time in ("5m", "1h")))
-
-# an official client sends an assistant's message back with most of these, empty
-MESSAGE_UNSUPPORTED: NeutralValues = {
-    "annotations": (None, []),
-    "audio": (None,),
-    "function_call": (None,),
-    "refusal": (None, ""),
-    "cache_control": _CACHE_CONTROL,
-    "prefix": (None, False),
-    "reasoning_details": (None, []),
-}
-PART_UNSUPPORTED: NeutralValues = {"cache_control": _CACHE_CONTROL}
-
-
-class TextPart(Strict):
-    """A part of a message's content; only parts of type "text" are taken.
-
-    prompt_cache_breakpoint: without effect, as every prefix is cached.
-    """
-
-    neutral = PART_UNSUPPORTED
-    type: TextKind
-    text: str
-    prompt_cache_breakpoint: dict[str, Any] | None = None
-
-
-class CalledFunction(Strict):
-    """A function that was called. arguments: the text of a JSON object."""
-
-    name: ShortText
-    arguments: str
-
-
-class ToolCall(Strict, kw_only=True):
-    """A call that the assistant made earlier."""
-
-    id: ShortText
-    type: FunctionKind = "function"
-    function: CalledFunction
-
-
-class Message(Strict):
-    """One message of a conversation. role: one of ROLES.
-
-    tool_calls and reasoning (under either name) are the assistant's. tool_call_id: of the call
-    that a tool's message answers. Only the assistant may leave the content out.
-    """
-
-    neutral = MESSAGE_UNSUPPORTED
-    role: Role
-    content: str | list[TextPart] | None = None
-    name: ShortText | None = None
-    tool_calls: Annotated[list[ToolCall], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
-    tool_call_id: ShortText | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-
 
 # the rules of check_message as JSON Schema
 _OTHERS = {
@@ -106,11 +48,70 @@ MESSAGE_VARIANTS: tuple[dict[str, Any], ...] = (
 )
 
 
+class TextPart(Strict):
+    """A part of a message's content; only parts of type "text" are taken.
+
+    prompt_cache_breakpoint: without effect, as every prefix is cached.
+    """
+
+    neutral: ClassVar = {"cache_control": _CACHE_CONTROL}
+    type: TextKind
+    text: str
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
+class CalledFunction(Strict):
+    """A function that was called. arguments: the text of a JSON object."""
+
+    name: ShortText
+    arguments: str
+
+
+class ToolCall(Strict, kw_only=True):
+    """A call that the assistant made earlier."""
+
+    id: ShortText
+    type: FunctionKind = "function"
+    function: CalledFunction
+
+    @classmethod
+    def of(cls, call_id: str, name: str, arguments: str) -> ToolCall:
+        """The call of a function."""
+        return cls(id=call_id, function=CalledFunction(name=name, arguments=arguments))
+
+
+class Message(Strict):
+    """One message of a conversation. role: one of ROLES.
+
+    tool_calls and reasoning (under either name) are the assistant's. tool_call_id: of the call
+    that a tool's message answers. Only the assistant may leave the content out.
+    """
+
+    # an official client sends an assistant's message back with most of these, empty
+    neutral: ClassVar = {
+        "annotations": (None, []),
+        "audio": (None,),
+        "function_call": (None,),
+        "refusal": (None, ""),
+        "cache_control": _CACHE_CONTROL,
+        "prefix": (None, False),
+        "reasoning_details": (None, []),
+    }
+    variants = MESSAGE_VARIANTS
+    role: Role
+    content: str | list[TextPart] | None = None
+    name: ShortText | None = None
+    tool_calls: Annotated[list[ToolCall], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: ShortText | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
 def check_message(message: Message, path: str) -> None:
     """Refuse messages that no chat template can render. Raises InvalidRequestError."""
     role = message.role
     if role not in ROLES:
-        raise invalid_value(f"{path}role", f"must be one of {_LISTED}, not {role[:64]!r}")
+        raise invalid_value(f"{path}role", f"must be one of {', '.join(ROLES)}, not {role[:64]!r}")
     if message.content is None and role != "assistant":
         raise invalid_value(f"{path}content", "it is missing; it must be a string")
     if role != "assistant" and (
@@ -143,12 +144,3 @@ def for_template(message: Message, fit_id: Callable[[str], str] = str) -> dict[s
     if reasoning := message.reasoning_content or message.reasoning:
         plain["reasoning_content"] = reasoning
     return plain
-
-
-_LISTED = ", ".join(ROLES)
-
-
-MESSAGE_RULES = (
-    StructRules(struct=Message, neutral=MESSAGE_UNSUPPORTED, variants=MESSAGE_VARIANTS),
-    StructRules(struct=TextPart, neutral=PART_UNSUPPORTED),
-)

@@ -11,24 +11,13 @@ import msgspec
 
 from quire.core.sampling_params import SamplingParams
 from quire.errors import invalid_value
-from quire.server.api.common.chat_messages import (
-    MESSAGE_RULES,
-    Message,
-    check_message,
-)
-from quire.server.api.common.generation_request import (
-    ASKS_FOR_NOTHING,
-    GenerationRequest,
-    check_fields,
-    sampling_of,
-)
-from quire.server.api.common.response_format import STRUCTURED_OUTPUT_RULES
+from quire.server.api.common.chat_messages import Message, check_message
+from quire.server.api.common.generation_request import GenerationRequest, check_fields, sampling_of
 from quire.server.api.common.tool_definitions import ToolChoice, Tools, is_deeper
-from quire.server.http import field_bounds, strict_json
+from quire.server.http import field_bounds
 from quire.server.http.field_bounds import ShortText, TokenLimit
-from quire.server.http.field_names import Origins
-from quire.server.http.openapi_entry import StructRules
-from quire.server.http.request_body import neutral_values, read_body
+from quire.server.http.field_names import FieldNames, Origins
+from quire.server.http.request_body import read_body
 from quire.server.parsing.template_variables import RESERVED_NAMES
 
 MAX_MESSAGES = 4096
@@ -52,6 +41,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     """
 
     origins: ClassVar[Origins] = Origins()  # of one that was converted from another API's
+    neutral: ClassVar = {**GenerationRequest.neutral, "chat_template": (None,)}
 
     messages: Messages
     max_completion_tokens: TokenLimit | None = None
@@ -78,18 +68,15 @@ class ChatRequest(GenerationRequest, kw_only=True):
 # of those that other routes take in place of a text
 CHAT_FIELDS = "messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"
 
-CHAT_REFUSED: strict_json.NeutralValues = {
-    **ASKS_FOR_NOTHING,
-    "chat_template": (None,),
-}
-
-_decoder = msgspec.json.Decoder(ChatRequest)
+_NEWER_LIMIT = FieldNames({"max_tokens": "max_completion_tokens"})
 
 
 def parse(data: bytes) -> ChatRequest:
     """Decode a body. Raises InvalidRequestError."""
-    request, _ = read_body(data, _decoder, CHAT_REFUSED)
+    request = read_body(data, ChatRequest)
     check_fields(request)
+    if request.max_tokens is None and request.max_completion_tokens is not None:
+        request.__dict__["sent_as"] = _NEWER_LIMIT.joined(request.sent_as)
     return request
 
 
@@ -130,10 +117,3 @@ def _check_template_kwargs(variables: dict[str, Any]) -> None:
         problem = f"{size} bytes; send at most {MAX_TEMPLATE_KWARGS_BYTES}"
     if problem is not None:
         raise invalid_value("chat_template_kwargs", problem, where=where)
-
-
-CHAT_RULES = (
-    StructRules(struct=ChatRequest, neutral=neutral_values(ChatRequest, CHAT_REFUSED)),
-    *MESSAGE_RULES,
-    *STRUCTURED_OUTPUT_RULES,
-)

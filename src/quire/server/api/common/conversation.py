@@ -6,9 +6,8 @@ formats the events itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -28,16 +27,17 @@ from quire.server.api.common.usage import CompletionTokensDetails, Usage
 from quire.server.http.field_names import SAME, FieldNames
 from quire.server.model_registry import RegisteredModel
 from quire.server.parsing.answer_sampling import reasoning_config, with_grammar, with_mark_tokens
-from quire.server.parsing.choose_parsers import ModelParsers
-from quire.server.parsing.output_events import Event, ReasoningDelta, StreamParser
+from quire.server.parsing.output_events import Event, ReasoningDelta
 from quire.server.parsing.output_parser import (
     OutputParser,
     ParserConfig,
     PlainParser,
+    StreamParser,
     stop_after_calls,
 )
 from quire.server.parsing.reasoning_parser import ReasoningTokenCounter, with_reasoning_marks
 from quire.server.parsing.template_variables import requested_variables
+from quire.server.parsing.tool_parsers import ModelParsers
 from quire.tokenizer.tokenizer import Tokenizer
 
 _PLAIN = ParserConfig()
@@ -139,7 +139,11 @@ def prepare(
     if config.most_calls is not None and config.tool_parser is not None:
         job = msgspec.structs.replace(job, stop_when=partial(stop_after_calls, config))
     new_parser = partial(OutputParser, config, new_id=new_call_id)
-    return Conversation(job, new_parser, hides, _counter_maker(config, tokenizer))
+    new_counter = None
+    if (reasoning := config.reasoning) is not None:
+        in_reasoning, token_bytes = config.in_reasoning, tokenizer.token_bytes
+        new_counter = partial(ReasoningTokenCounter, reasoning, in_reasoning, token_bytes)
+    return Conversation(job, new_parser, hides, new_counter)
 
 
 def encode(request: ChatRequest, model: RegisteredModel, *, names: FieldNames = SAME) -> list[int]:
@@ -172,26 +176,20 @@ def _check_parser(use: ToolUse, model: RegisteredModel) -> None:
 
 
 def _rendered(request: ChatRequest, use: ToolUse, model: RegisteredModel, names: FieldNames) -> str:
-    engine, tool_parser = model.engine, model.parsers.tools
+    """The text of the prompt. names: of the request's fields, of which some may have no effect."""
+    tokenizer, tool_parser = model.engine.tokenizer, model.parsers.tools
     fit_id = tool_parser.fit_id if tool_parser is not None else str
+    given, effort = request.chat_template_kwargs or {}, request.reasoning_effort
+    variables, unused = requested_variables(given, effort, tokenizer.chat_variables)
+    request.note_no_effect(*(f"{names.own(n)} has no effect: {why}" for n, why in unused.items()))
     with request.origins:
-        return engine.tokenizer.chat_prompt(
+        return tokenizer.chat_prompt(
             [for_template(message, fit_id) for message in request.messages],
             tools=use.for_template(),
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=bool(request.continue_final_message),
-            **_template_variables(request, engine.tokenizer, model.template_defaults, names),
+            **{**model.template_defaults, **variables},
         )
-
-
-def _template_variables(
-    request: ChatRequest, tokenizer: Tokenizer, defaults: Mapping[str, Any], names: FieldNames
-) -> dict[str, Any]:
-    """The variables of a request's template. defaults: of the server. names: of its fields."""
-    given, effort = request.chat_template_kwargs or {}, request.reasoning_effort
-    variables, unused = requested_variables(given, effort, tokenizer.chat_variables)
-    request.note_no_effect(*(f"{names.own(n)} has no effect: {why}" for n, why in unused.items()))
-    return {**defaults, **variables}
 
 
 def _parser_config(
@@ -223,12 +221,3 @@ def _with_grammar(
     indices = {tool.function.name: index for index, tool in enumerate(use.shown)}
     fields = [f"tools[{indices[tool.function.name]}].function.parameters" for tool in use.allowed]
     return with_grammar(sampling, enforced, tokenizer, fields)
-
-
-def _counter_maker(
-    config: ParserConfig, tokenizer: Tokenizer
-) -> Callable[[], ReasoningTokenCounter] | None:
-    if config.reasoning is None:
-        return None
-    token_bytes = tokenizer.token_bytes
-    return partial(ReasoningTokenCounter, config.reasoning, config.in_reasoning, token_bytes)

@@ -1,7 +1,4 @@
-"""EmbeddingJob: the texts of one HTTP request to embed, of a body with PoolingFields.
-
-embedding_runner.py runs it.
-"""
+"""From a body with PoolingFields to an EmbeddingJob, the texts of one HTTP request to embed."""
 
 from __future__ import annotations
 
@@ -16,12 +13,13 @@ from quire.core.request import DEFAULT_SAMPLING
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.input_processor import errors_name_field
 from quire.engine.frontend.prompt_encoding import Prompt, token_ids_of
-from quire.server.api.common.encoding_fields import EncodingFields
+from quire.server.api.common.embedding_runner import EmbeddingJob, EncodeVectors
 from quire.server.api.common.generation_job import Job
 from quire.server.api.common.micro_batch import Stages
+from quire.server.api.common.prompt_types import EncodingFields
 from quire.server.http import field_bounds
 from quire.server.http.field_bounds import Int32, ShortText
-from quire.server.http.ids import new_id
+from quire.server.http.request_record import new_id
 from quire.server.model_registry import RegisteredModel
 
 MAX_INPUTS = 2048  # in one request, as OpenAI has it
@@ -39,13 +37,6 @@ class PoolingFields(EncodingFields, kw_only=True, dict=True):
     priority: Int32 | None = None
     cache_salt: ShortText | None = None
     timeout: field_bounds.Seconds | None = None
-
-
-class EmbeddingJob(msgspec.Struct, frozen=True):
-    """A request ready to run. job: its prompts are token ids."""
-
-    job: Job
-    pooling: PoolingParams
 
 
 class PackedPrompts(Sequence[list[int]]):
@@ -78,8 +69,9 @@ def make_embedding_job(
     request: PoolingFields,
     inputs: Sequence[Prompt],
     pooling: PoolingParams,
+    encode: EncodeVectors,
     fields: Sequence[tuple[str, int]] = (),
-) -> Stages[Job]:
+) -> Stages[EmbeddingJob]:
     """The job of a request whose inputs are embedded, in stages. Raises InvalidRequestError.
 
     fields: names of those that the inputs are from, in order, with the number of each one's inputs;
@@ -87,19 +79,17 @@ def make_embedding_job(
     """
     named = fields or [("input", len(inputs))]
     prompts = yield from _token_ids(inputs, named, request, pooling, model.engine)
-    return Job(
+    job = Job(
         reply_id=f"{id_prefix}-{new_id()}",
         model=model.name,
         prompts=prompts,
         sampling=DEFAULT_SAMPLING,
-        stream=False,
-        include_usage=False,
-        return_token_ids=False,
         priority=request.priority or 0,
         cache_salt=request.cache_salt or "",
         timeout=request.timeout,
         no_effect=request.no_effect,
     )
+    return EmbeddingJob(job, pooling, encode)
 
 
 def _token_ids(

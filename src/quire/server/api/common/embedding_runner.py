@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+from starlette.types import Send
 
 from quire.core.pooling_params import PoolingParams
 from quire.core.request_output import RequestTimes
@@ -18,14 +18,13 @@ from quire.engine.frontend.prompt_encoding import Prompt
 from quire.server.api.common.generation_job import AdmittedJob, Job
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.common.usage import UsageCounter
+from quire.server.http.http_errors import send_complete
 
 # Inputs and tokens of one request that the engine has at a time: enough to keep it busy for some
 # steps, and no more, because later requests wait behind them.
 WINDOW_INPUTS = 256
 WINDOW_TOKENS = 8192
 _MAX_VECTORS_INLINE = 16  # more vectors than these are encoded in a thread
-
-Reply = TypeVar("Reply")
 
 
 class EmbeddedInput(msgspec.Struct, frozen=True):
@@ -41,13 +40,40 @@ class EmbeddedInput(msgspec.Struct, frozen=True):
         return list(struct.unpack(f"<{len(self.vector) // 4}f", self.vector))
 
 
-def start_embedding(job: Job, context: RequestContext) -> AdmittedJob:
-    """Admit a job whose prompts are embedded."""
-    longest = max(map(len, job.prompts))
-    return context.start(job, max_answers=WINDOW_INPUTS, max_tokens=max(WINDOW_TOKENS, longest))
+class EncodedReply(msgspec.Struct, frozen=True):
+    """The body of a reply, and headers of its own."""
+
+    body: bytes
+    headers: Mapping[str, str] = {}
+    media_type: str = "application/json"
 
 
-async def embed_all(
+EncodeVectors = Callable[[Job, Sequence[EmbeddedInput]], EncodedReply]
+
+
+class EmbeddingJob(msgspec.Struct, frozen=True):
+    """A request ready to run. job: its prompts are token ids. encode: from vectors to the reply."""
+
+    job: Job
+    pooling: PoolingParams
+    encode: EncodeVectors
+
+
+async def answer_embedding(request: EmbeddingJob, context: RequestContext, send: Send) -> None:
+    """Embed all inputs and send the reply. Raises only while nothing has been sent."""
+    job, encode = request.job, request.encode
+    most_tokens = max(WINDOW_TOKENS, *map(len, job.prompts))
+    admitted = context.start(job, max_answers=WINDOW_INPUTS, max_tokens=most_tokens)
+    async with context.deadline.enforced():
+        outputs = await _embed_all(admitted, request.pooling, context.usage)
+        if len(outputs) <= _MAX_VECTORS_INLINE:
+            reply = encode(job, outputs)
+        else:
+            reply = await asyncio.to_thread(encode, job, outputs)
+    await send_complete(send, 200, reply.body, reply.headers, media_type=reply.media_type)
+
+
+async def _embed_all(
     admitted: AdmittedJob, pooling: PoolingParams, usage: UsageCounter
 ) -> list[EmbeddedInput]:
     """The vectors of all inputs, in order. A failure, or a cancellation, aborts the others."""
@@ -115,12 +141,3 @@ class _Window:
 
     def _has_space(self, num_tokens: int) -> bool:
         return self._num_inputs < WINDOW_INPUTS and self._num_tokens + num_tokens <= WINDOW_TOKENS
-
-
-async def encode_vectors(
-    encode: Callable[[Sequence[EmbeddedInput]], Reply], outputs: Sequence[EmbeddedInput]
-) -> Reply:
-    """`encode(outputs)`; in a thread where it would hold up the event loop."""
-    if len(outputs) <= _MAX_VECTORS_INLINE:
-        return encode(outputs)
-    return await asyncio.to_thread(encode, outputs)

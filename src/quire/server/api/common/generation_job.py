@@ -1,4 +1,7 @@
-"""Job: what one HTTP request asks of the engine, for any route. job_runner.py runs it."""
+"""Job: what one HTTP request asks of the engine, for any route. job_runner.py runs it.
+
+GenerationRecord: the same and how many tokens it took, for observers.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ from quire.engine.frontend.input_processor import StopWhen
 from quire.engine.frontend.prompt_encoding import USUAL_ENCODING, Encoding, Prompt
 from quire.errors import invalid_value
 from quire.server.api.common.generation_request import MAX_CHOICES, GenerationRequest
+from quire.server.api.common.usage import UsageCounter
 from quire.server.http.field_names import SAME, FieldNames
-from quire.server.http.ids import new_id
+from quire.server.http.request_record import RequestRecord, new_id
 from quire.server.model_registry import RegisteredModel
 
 # Ids in allowed_token_ids, or characters of bad words, for all answers of one request. As many ids
@@ -43,9 +47,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     samplings: Sequence[SamplingParams] = ()
     encoding: Encoding = USUAL_ENCODING
-    stream: bool
-    include_usage: bool
-    return_token_ids: bool
+    stream: bool = False
+    include_usage: bool = False
+    return_token_ids: bool = False
     spells_token_ids: bool = False
     priority: int
     cache_salt: str
@@ -150,3 +154,26 @@ def make_job(
         no_effect=request.no_effect,
         names=request.sent_as if names is None else names,
     )
+
+
+class GenerationRecord(msgspec.Struct, eq=False):
+    """The job of one request, and the tokens counted so far."""
+
+    job: Job
+    usage: UsageCounter = msgspec.field(default_factory=UsageCounter)
+
+    def finish_reason(self, error_code: str | None) -> str:
+        """Why its answers ended, each reason once, such as "stop,length".
+
+        Answers that did not end count as "abort", or as "error" where there is an error code.
+        """
+        reasons = self.usage.finish_reasons
+        if len(reasons) < len(self.job.prompts) * self.job.sampling.n:
+            reasons = [*reasons, "abort" if error_code is None else "error"]
+        return reasons[0] if len(reasons) == 1 else ",".join(dict.fromkeys(reasons))
+
+
+def generation_of(record: RequestRecord) -> GenerationRecord | None:
+    """The record of the model's work for a request; None if it ran no model."""
+    generation = record.generation
+    return generation if isinstance(generation, GenerationRecord) else None

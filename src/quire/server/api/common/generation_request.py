@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -52,6 +52,7 @@ class GenerationRequest(ResponseFormatFields, kw_only=True, dict=True):
     timings, in each chunk of a stream.
     """
 
+    neutral: ClassVar = {"detokenize": (None, True)}
     model: str | None = None
     n: field_bounds.NumAnswers | None = None
     temperature: field_bounds.Temperature | None = None
@@ -99,10 +100,6 @@ class GenerationRequest(ResponseFormatFields, kw_only=True, dict=True):
 _CUT_NAMES = frozenset({"n_predict", "num_predict"})  # of max_tokens: llama.cpp's and Ollama's
 NO_EFFECT = ("user",)  # fields that are accepted and never read
 
-ASKS_FOR_NOTHING: strict_json.NeutralValues = {
-    "detokenize": (None, True),
-}
-
 NO_PROGRESS = "return_progress has no effect: it needs a stream"
 NO_PADDING = "include_obfuscation has no effect: streams are sent without padding"
 
@@ -129,6 +126,17 @@ def _check_stream(request: GenerationRequest) -> None:
         request.note_no_effect(NO_PROGRESS)
     if request.stream and request.prompt_logprobs is not None:
         raise invalid_value("prompt_logprobs", "not sent in a stream; set stream to false")
+
+
+def one_dropped_token(request: GenerationRequest) -> int:
+    """The max_tokens of a request for its prompt alone: a token is drawn at the end of each prompt.
+
+    job_runner.py drops it. Raises InvalidRequestError.
+    """
+    if request.min_tokens:
+        problem = f"{request.min_tokens} is above max_tokens (0); lower it"
+        raise invalid_value("min_tokens", problem)
+    return 1
 
 
 def take_defaults(request: GenerationRequest, defaults: Mapping[str, float]) -> bool:

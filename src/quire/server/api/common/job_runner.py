@@ -29,29 +29,24 @@ def run(admitted: AdmittedJob) -> AsyncGenerator[tuple[int, RequestOutput], None
 
 async def gather(admitted: AdmittedJob, usage: UsageCounter) -> list[RequestOutput]:
     """Run all prompts to their end; one complete output per prompt, in order."""
-    with admitted.job.names:
-        return await _gathered(admitted, usage)
-
-
-async def _gathered(admitted: AdmittedJob, usage: UsageCounter) -> list[RequestOutput]:
     job = admitted.job
-    if len(job.prompts) == 1:
-        prompt, sampling, label = job.prompts[0], job.sampling_of(0), f"{job.reply_id}-0"
-        item = await admitted.engine.complete(
-            prompt, sampling, request_id=label, **_options(admitted, 0)
-        )
-        if job.prompt_alone:
-            _clear_answers(item)
-        usage.add(0, item)
-        return [item]
     complete: dict[int, RequestOutput] = {}
-    async with aclosing(run(admitted)) as outputs:
-        async for index, item in outputs:
-            usage.add(index, item)
-            if index in complete:
-                complete[index].append(item)
-            else:
-                complete[index] = item
+    with job.names:
+        if len(job.prompts) == 1:
+            prompt, sampling, label = job.prompts[0], job.sampling_of(0), f"{job.reply_id}-0"
+            options = _options(admitted, 0)
+            item = await admitted.engine.complete(prompt, sampling, request_id=label, **options)
+            if job.prompt_alone:
+                _clear_answers(item)
+            usage.add(0, item)
+            return [item]
+        async with aclosing(run(admitted)) as outputs:
+            async for index, item in outputs:
+                usage.add(index, item)
+                if index in complete:
+                    complete[index].append(item)
+                else:
+                    complete[index] = item
     return [complete[index] for index in sorted(complete)]
 
 

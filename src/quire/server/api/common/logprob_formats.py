@@ -122,7 +122,7 @@ def completion_logprobs(
         if position is not None:
             logprob = finite(position[token_id].logprob)
             top = {text: logprob}
-            for candidate_id, candidate in _top(position, count).items():
+            for candidate_id, candidate in shown_of(position, count).items():
                 top.setdefault(spelled(candidate_id), finite(candidate.logprob))
         shown.tokens.append(text)
         shown.token_logprobs.append(logprob)
@@ -156,7 +156,7 @@ def chat_logprobs(
                         finite(candidate.logprob),
                         list(tokenizer.token_bytes(candidate_id)),
                     )
-                    for candidate_id, candidate in _top(position, count).items()
+                    for candidate_id, candidate in shown_of(position, count).items()
                 ],
             )
         )
@@ -172,7 +172,7 @@ def prompt_logprobs(
         if position is None:
             shown.append(None)
             continue
-        wanted = {token_id: position[token_id]} | _top(position, count)
+        wanted = {token_id: position[token_id]} | shown_of(position, count)
         shown.append(
             {
                 str(candidate_id): PromptLogprob(finite(c.logprob), c.rank, c.decoded_token)
@@ -200,7 +200,7 @@ def _spelled(token_id: int, tokenizer: Tokenizer) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def _top(position: PositionLogprobs, count: int) -> dict[int, Logprob]:
+def shown_of(position: PositionLogprobs, count: int) -> dict[int, Logprob]:
     """The `count` most probable candidates, best first; those without a rank are in front."""
     ranked = sorted(position.items(), key=lambda item: item[1].rank or 0)
     if count == ALL:

@@ -8,8 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.server.http.json_response import JsonResponse
-from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
+from quire.server.http.openapi_entry import ApiRoute, JsonResponse, OpenApiEntry
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 
 
@@ -25,7 +24,5 @@ def model_info_route(
     async def answer(request: Request) -> Response:
         return JsonResponse(describe(models.find(request.query_params.get("model"))))
 
-    entry = OpenApiEntry(
-        path=path, summary=summary, reply=reply, errors=(404, 503), names_model=True
-    )
+    entry = OpenApiEntry(path, summary, reply=reply, errors=(404, 503), names_model=True)
     return ApiRoute(answer, entry)

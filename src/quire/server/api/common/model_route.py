@@ -26,6 +26,7 @@ from quire.server.http.request_reader import read_body
 from quire.server.model_loading import ModelLoader
 from quire.server.settings import ServerSettings
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 # Larger bodies are prepared in a thread, so that they do not block the event loop.
@@ -37,16 +38,23 @@ def is_large(body: bytes) -> bool:
     return len(body) > IN_THREAD_BYTES
 
 
+class LightReply(msgspec.Struct, frozen=True):
+    """A reply for which no model has run. no_effect: a sentence for each field that had none."""
+
+    body: msgspec.Struct
+    no_effect: Sequence[str] = ()
+
+
 class GenerationRoute(msgspec.Struct, Generic[T], frozen=True):
     """A route that runs a model.
 
-    prepare: from a body to a job, in stages (micro_batch.py); it also gets the request's tenant if
-    needs_tenant. answer: runs the job and sends the response. in_thread: whether a body is prepared
-    in a thread.
+    prepare: from a body to a job, in stages (micro_batch.py), or to the reply itself where nothing
+    is to run; it also gets the request's tenant if needs_tenant. answer: runs the job and sends the
+    response. in_thread: whether a body is prepared in a thread.
     """
 
     entry: OpenApiEntry
-    prepare: Callable[..., Stages[T]]
+    prepare: Callable[..., Stages[T | LightReply]]
     answer: Callable[[T, RequestContext, Send], Awaitable[None]]
     in_thread: Callable[[bytes], bool] = is_large
     needs_tenant: bool = False
@@ -54,13 +62,6 @@ class GenerationRoute(msgspec.Struct, Generic[T], frozen=True):
     def connect(self, loader: ModelLoader, gate: RequestGate, settings: ServerSettings) -> ApiRoute:
         """Make the starlette route that runs the handler."""
         return ApiRoute(_GenerationApp(self, loader, gate, settings), self.entry)
-
-
-class LightReply(msgspec.Struct, frozen=True):
-    """The reply of a LightRoute. no_effect: a sentence for each field that had none."""
-
-    body: msgspec.Struct
-    no_effect: Sequence[str] = ()
 
 
 class LightRoute(msgspec.Struct, frozen=True):
@@ -78,20 +79,18 @@ class LightRoute(msgspec.Struct, frozen=True):
         return ApiRoute(_LightApp(self, loader, gate, settings), self.entry)
 
 
-class _GenerationApp(Generic[T]):
-    """A GenerationRoute as an ASGI application."""
+class _App(Generic[R]):
+    """A route as an ASGI application."""
 
     def __init__(
-        self,
-        route: GenerationRoute[T],
-        loader: ModelLoader,
-        gate: RequestGate,
-        settings: ServerSettings,
+        self, route: R, loader: ModelLoader, gate: RequestGate, settings: ServerSettings
     ) -> None:
         self._route, self._loader, self._gate = route, loader, gate
         self._micro_batch = MicroBatch()
         self._max_bytes, self._load_timeout = settings.max_body_bytes, settings.model_load_timeout
 
+
+class _GenerationApp(_App[GenerationRoute[T]]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; if the client disconnects, whatever it started is aborted."""
         with self._gate.admit(scope) as context:
@@ -104,15 +103,21 @@ class _GenerationApp(Generic[T]):
 
     async def _serve(self, body: bytes, send: Send, context: RequestContext) -> None:
         try:
-            job = await self._prepared(body, context)
-            await self._route.answer(job, context, send)
+            await self._answer(await self._prepared(body, context), context, send)
             return
         except ModelNotLoadedError as error:  # nothing has been sent
             context.deadline.shorten(_own_timeout(body), "timeout")
             await context.wait_for_model(error.model, self._load_timeout)
-        await self._route.answer(await self._prepared(body, context), context, send)
+        await self._answer(await self._prepared(body, context), context, send)
 
-    async def _prepared(self, body: bytes, context: RequestContext) -> T:
+    async def _answer(self, job: T | LightReply, context: RequestContext, send: Send) -> None:
+        if isinstance(job, LightReply):
+            context.record.no_effect = job.no_effect
+            await send_complete(send, 200, msgspec.json.encode(job.body))
+        else:
+            await self._route.answer(job, context, send)
+
+    async def _prepared(self, body: bytes, context: RequestContext) -> T | LightReply:
         own = (context.tenant,) if self._route.needs_tenant else ()
         prepare = partial(self._route.prepare, body, self._loader.models, *own)
         if not self._route.in_thread(body):
@@ -144,17 +149,8 @@ def _own_timeout(body: bytes) -> float | None:
         return None
 
 
-class _LightApp:
-    """A LightRoute as an ASGI application."""
-
-    def __init__(
-        self, route: LightRoute, loader: ModelLoader, gate: RequestGate, settings: ServerSettings
-    ) -> None:
-        self._route, self._loader, self._gate = route, loader, gate
-        self._max_bytes, self._load_timeout = settings.max_body_bytes, settings.model_load_timeout
-
+class _LightApp(_App[LightRoute]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         caller, tenant = caller_of(scope), scope["state"]["tenant"]
         with self._gate.admit_light(scope) as (deadline, ticket, space):
             try:

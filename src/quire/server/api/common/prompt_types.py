@@ -1,6 +1,7 @@
-"""PromptTypes: the types of a field's prompts where llama.cpp's types are taken.
+"""EncodingFields: the fields of requests that say how their texts become token ids; PromptTypes.
 
-A prompt is a text, token ids, both mixed, or an object with a text; a field has one or a list.
+PromptTypes are the types of a field's prompts where llama.cpp's types are taken. A prompt is a
+text, token ids, both mixed, or an object with a text; a field has one or a list.
 """
 
 from __future__ import annotations
@@ -12,16 +13,37 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from quire.engine.frontend.async_engine import AsyncEngine
-from quire.engine.frontend.prompt_encoding import Prompt, ids_of_parts
+from quire.engine.frontend.prompt_encoding import Encoding, Prompt, ids_of_parts
 from quire.errors import invalid_value
 from quire.server.api.common.micro_batch import Stages
-from quire.server.http import strict_json
+from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import Int32, TokenId
-from quire.server.http.openapi_entry import StructRules
+from quire.server.http.request_body import RequestBody
 from quire.server.http.strict_json import Strict
 
 EncodeParts = Callable[[Sequence[int | str]], list[int]]  # texts between token ids
 _ONE_OR_MORE = msgspec.Meta(min_length=1)
+
+
+class EncodingFields(RequestBody, kw_only=True, dict=True):
+    """Fields of a body that say how its prompts are encoded.
+
+    truncate_prompt_tokens: keep this many of the prompt's tokens; -1: as many as fit.
+    truncation_side: which tokens are cut: left (the default), those at the begin; right, those at
+    the end. add_special_tokens: those of tokenizer.json.
+    """
+
+    truncate_prompt_tokens: field_bounds.PromptLength | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
+
+    @property
+    def encoding(self) -> Encoding:
+        """The options for encoding the prompt. Raises InvalidRequestError."""
+        if self.truncate_prompt_tokens == 0:
+            raise invalid_value("truncate_prompt_tokens", "must be an integer >= 1, or -1, not 0")
+        is_right = self.truncation_side == "right"
+        return Encoding(self.truncate_prompt_tokens, self.add_special_tokens, is_right)
 
 
 class ContentText(Strict):
@@ -31,30 +53,29 @@ class ContentText(Strict):
     text: str
 
 
+_KINDS = {"text": "string", "prompt_string": "string", "content": "array"}  # one of these
+
+
 class PromptObject(Strict):
     """A prompt as an object: its text, or its content as parts of a message have it.
 
-    multimodal_data: nothing, as models read only text.
+    text: as Jina's clients send it, prompt_string: as llama.cpp's do. multimodal_data: nothing, as
+    models read only text.
     """
 
+    variants = tuple(
+        {
+            "required": [name],
+            "properties": {
+                other: {"type": kind if other == name else "null"} for other, kind in _KINDS.items()
+            },
+        }
+        for name in _KINDS
+    )
+    text: str | None = None
     prompt_string: str | None = None
     content: Annotated[list[ContentText], _ONE_OR_MORE] | None = None
     multimodal_data: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
-
-
-PROMPT_OBJECT_RULES = StructRules(
-    struct=PromptObject,
-    variants=(
-        {
-            "required": ["prompt_string"],
-            "properties": {"prompt_string": {"type": "string"}, "content": {"type": "null"}},
-        },
-        {
-            "required": ["content"],
-            "properties": {"prompt_string": {"type": "null"}, "content": {"type": "array"}},
-        },
-    ),
-)
 
 
 def parts_encoder(engine: AsyncEngine, special: bool | None) -> EncodeParts:
@@ -119,9 +140,10 @@ class PromptTypes:
         return encode(one)
 
     def _text(self, given: PromptObject) -> str:
-        if (given.prompt_string is None) == (given.content is None):
-            raise invalid_value(self._field, "an object must have prompt_string or content")
+        found = [each for each in (given.text, given.prompt_string) if each is not None]
         if given.content is not None:
-            return "".join(part.text for part in given.content)
-        assert given.prompt_string is not None
-        return given.prompt_string
+            found.append("".join(part.text for part in given.content))
+        if len(found) != 1:
+            problem = "an object must have text, prompt_string or content"
+            raise invalid_value(self._field, problem)
+        return found[0]

@@ -17,14 +17,11 @@ from quire.engine.frontend.prompt_encoding import Prompt
 from quire.errors import OverloadedError, QueueTimeoutError, invalid_value
 from quire.fair_queue import FairExecutor
 from quire.server.admission.admission_control import Admission, Capacity, Ticket
-from quire.server.api.common.generation_job import AdmittedJob, Job
-from quire.server.api.common.generation_record import GenerationRecord
-from quire.server.api.common.load_report import load_headers
+from quire.server.api.common.generation_job import AdmittedJob, GenerationRecord, Job
 from quire.server.api.common.usage import UsageCounter
 from quire.server.http.api_keys import cache_salt_of
 from quire.server.http.body_memory import BodyMemory, BodySpace
 from quire.server.http.deadline import Deadline
-from quire.server.http.disconnect import outlive_client
 from quire.server.http.request_reader import first_headers, has_body
 from quire.server.http.request_record import RequestRecord
 from quire.server.model_loading import ModelLoader
@@ -40,9 +37,10 @@ CHARS_PER_TOKEN = 4  # of text that is not encoded yet; an estimate is enough fo
 class RequestContext:
     """One admitted request, until its `with` block ends.
 
-    record: for metrics and logs. hold_bytes: called with the bytes of the body received so far.
-    deadline: when the request must have ended. tenant: of its API key. caller: see `caller_of`.
-    usage: its token counts, once it has started. ticket: counts it in and out.
+    scope: of its HTTP request. record: for metrics and logs. hold_bytes: called with the bytes of
+    the body received so far. deadline: when the request must have ended. tenant: of its API key.
+    caller: see `caller_of`. usage: its token counts, once it has started. ticket: counts it in and
+    out.
     """
 
     def __init__(
@@ -61,15 +59,11 @@ class RequestContext:
         self.tenant: str = state["tenant"]
         self._shares_cache = settings.share_prefix_cache
         self.caller = caller_of(scope)
-        self._scope = scope
+        self.scope = scope
         self._loader = loader
         self._queue_timeout = settings.queue_timeout
         self.ticket = ticket
         self._body_space = body_space
-
-    def outlive_client(self) -> None:
-        """Let the request run on when its client disconnects."""
-        outlive_client(self._scope)
 
     def start(
         self, job: Job, *, max_answers: int | None = None, max_tokens: int | None = None
@@ -93,10 +87,6 @@ class RequestContext:
         self.deadline.shorten(job.timeout, "timeout")
         salt = cache_salt_of("" if self._shares_cache else self.tenant, job.cache_salt)
         return AdmittedJob(job, model.engine, salt, self._queue_timeout, self.caller)
-
-    def load_headers(self, admitted: AdmittedJob) -> dict[str, str]:
-        """Headers with the load of the job's engine, where the request asks for them."""
-        return load_headers(self._scope, admitted.engine)
 
     async def wait_for_model(self, name: str, max_seconds: float) -> None:
         """Wait until a model is loaded, at most `max_seconds` and within the deadline.

@@ -6,18 +6,18 @@ same, and json_schema and grammar are llama.cpp's. A request uses one of them.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from quire.core.structured_outputs import KINDS, StructuredOutputs
 from quire.errors import InvalidRequestError, invalid_value
-from quire.server.api.common.encoding_fields import EncodingFields
+from quire.server.api.common.prompt_types import EncodingFields
 from quire.server.http import field_bounds
-from quire.server.http.openapi_entry import StructRules
-from quire.server.http.strict_json import NeutralValues, Strict
+from quire.server.http.strict_json import Strict
 
 Schema = str | dict[str, Any]
+_NULL = {"type": "null"}
 SchemaName = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_-]{1,64}\Z")]
 
 
@@ -49,6 +49,13 @@ class JsonSchemaFormat(Strict, tag_field="type", tag="json_schema"):
     OpenAI's responses; then name, description and strict do, too.
     """
 
+    variants = (
+        {
+            "required": ["json_schema"],
+            "properties": {"json_schema": {"not": _NULL}, "schema": _NULL},
+        },
+        {"required": ["schema"], "properties": {"schema": {"not": _NULL}, "json_schema": _NULL}},
+    )
     json_schema: JsonSchema | None = None
     schema: dict[str, Any] | None = None
     name: SchemaName | None = None
@@ -77,31 +84,6 @@ class StructuralTagFormat(Strict, tag_field="type", tag="structural_tag"):
 
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat
 
-
-UNSUPPORTED: NeutralValues = {  # in structured_outputs
-    "disable_additional_properties": (None, False),
-    "disable_fallback": (None, False),
-}
-
-
-class StructuredOutputFields(Strict):
-    """One kind of structured output; json_object: false counts as absent.
-
-    disable_any_whitespace and whitespace_pattern are for json and json_object.
-    """
-
-    neutral = UNSUPPORTED
-    json: Schema | None = None
-    regex: field_bounds.Regex | None = None
-    choice: field_bounds.Choices | None = None
-    grammar: field_bounds.Grammar | None = None
-    json_object: bool | None = None
-    structural_tag: Schema | None = None
-    disable_any_whitespace: bool | None = None
-    whitespace_pattern: field_bounds.WhitespacePattern | None = None
-
-
-_NULL = {"type": "null"}
 _FALSE = {"enum": [None, False]}
 
 
@@ -122,6 +104,27 @@ FIELD_VARIANTS = (
         for kind in ("regex", "choice", "grammar", "structural_tag")
     ),
 )
+
+
+class StructuredOutputFields(Strict):
+    """One kind of structured output; json_object: false counts as absent.
+
+    disable_any_whitespace and whitespace_pattern are for json and json_object.
+    """
+
+    neutral: ClassVar = {
+        "disable_additional_properties": (None, False),
+        "disable_fallback": (None, False),
+    }
+    variants = FIELD_VARIANTS
+    json: Schema | None = None
+    regex: field_bounds.Regex | None = None
+    choice: field_bounds.Choices | None = None
+    grammar: field_bounds.Grammar | None = None
+    json_object: bool | None = None
+    structural_tag: Schema | None = None
+    disable_any_whitespace: bool | None = None
+    whitespace_pattern: field_bounds.WhitespacePattern | None = None
 
 
 class ResponseFormatFields(EncodingFields, kw_only=True, dict=True):
@@ -205,13 +208,3 @@ def _of_fields(fields: StructuredOutputFields) -> tuple[str, dict[str, Any]]:
     name = f"structured_outputs.{next(iter(given))}" if len(given) == 1 else "structured_outputs"
     style = {"disable_any_whitespace", "whitespace_pattern"}
     return name, given | {name: getattr(fields, name) for name in style}
-
-
-_SCHEMA_VARIANTS = (
-    {"required": ["json_schema"], "properties": {"json_schema": {"not": _NULL}, "schema": _NULL}},
-    {"required": ["schema"], "properties": {"schema": {"not": _NULL}, "json_schema": _NULL}},
-)
-STRUCTURED_OUTPUT_RULES = (
-    StructRules(struct=StructuredOutputFields, neutral=UNSUPPORTED, variants=FIELD_VARIANTS),
-    StructRules(struct=JsonSchemaFormat, variants=_SCHEMA_VARIANTS),
-)

@@ -16,14 +16,17 @@ from starlette.types import Send
 
 from quire.core.request_output import RequestOutput
 from quire.server.admission.drain import cut_error
-from quire.server.api.common.generation_job import AdmittedJob
+from quire.server.api.common.generation_job import AdmittedJob, Job
 from quire.server.api.common.job_runner import gather, run
+from quire.server.api.common.load_report import load_headers
+from quire.server.api.common.logprob_formats import num_shown
 from quire.server.api.common.reply_formatter import ReplyFormatter
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.common.timings import timed
 from quire.server.api.common.usage import Usage, UsageCounter
 from quire.server.http.deadline import Deadline
 from quire.server.http.http_errors import ErrorChunk, ErrorReply, describe, send_complete
+from quire.tokenizer.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
 
@@ -62,9 +65,15 @@ LINES = Framing(b"application/x-ndjson", _line)  # of JSON
 
 
 class OpenAIReplyFormatter:
-    """End marker and errors of streams in OpenAI's two older APIs."""
+    """The base of ReplyFormatters of OpenAI's two older APIs: end marker, errors, and settings."""
 
     end_marker = DONE
+
+    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
+        self.job = job
+        self._tokenizer = tokenizer
+        self._num_logprobs = num_shown(job.sampling)
+        self._spells_ids = job.spells_token_ids
 
     def failure(self, reply: ErrorReply) -> msgspec.Struct:
         """The error object in place of a chunk."""
@@ -98,7 +107,7 @@ async def answer(
     # what stores the answer, or makes a long one, must not block the event loop
     in_thread = formatter.job.is_stored or formatter.job.has_many_prompts
     body = await asyncio.to_thread(reply) if in_thread else reply()
-    await send_complete(send, 200, body, context.load_headers(admitted))
+    await send_complete(send, 200, body, load_headers(context.scope, admitted.engine))
 
 
 async def events(

@@ -11,12 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.core.request_output import (
-    CompletionOutput,
-    PromptProgress,
-    RequestOutput,
-    RequestTimes,
-)
+from quire.core.request_output import CompletionOutput, PromptProgress, RequestOutput, RequestTimes
 from quire.server.api.common.generation_job import Job
 from quire.server.api.common.reply_formatter import ReplyFormatter
 from quire.server.api.common.usage import Usage
@@ -144,17 +139,13 @@ class TimedFormatter:
             yield from self._timed(self._formatter.chunks(index, part), timings, report, total)
         output.progress = ()  # which has its chunks by now
         if any(part.token_ids or part.finish_reason is not None for part in output.outputs):
-            timings = self._timings(index, output)
-            yield from self._timed(self._formatter.chunks(index, output), timings)
+            self._num_tokens[index] += sum(len(part.token_ids) for part in output.outputs)
+            self._latest = Timings.of(output, self._num_tokens[index])
+            yield from self._timed(self._formatter.chunks(index, output), self._latest)
 
     def ending(self, usage: Usage) -> Iterator[msgspec.Struct]:
         """The last chunks of a complete stream."""
         yield from self._timed(self._formatter.ending(usage), self._latest)
-
-    def _timings(self, index: int, output: RequestOutput) -> Timings:
-        self._num_tokens[index] += sum(len(part.token_ids) for part in output.outputs)
-        self._latest = Timings.of(output, self._num_tokens[index])
-        return self._latest
 
     def _timed(
         self,
@@ -164,16 +155,12 @@ class TimedFormatter:
         total: int = 0,
     ) -> list[msgspec.Struct]:
         made = list(chunks)
-        for chunk in made:
+        for chunk in made if self.job.has_timings else ():
             if isinstance(chunk, WithTimings) and chunk.timings is UNSET:
-                self._set(chunk, timings)
+                chunk.timings = timings
         if report is not None and made and isinstance(last := made[-1], WithProgress):
             last.prompt_progress = ProgressReply.of(report, total)
         return made
-
-    def _set(self, reply: WithTimings, timings: Timings) -> None:
-        if self.job.has_timings:
-            reply.timings = timings
 
 
 def set_timings(reply: WithTimings, job: Job, results: Sequence[RequestOutput]) -> None:

@@ -38,6 +38,14 @@ class Tool(Strict):
     type: FunctionKind
     function: Function
 
+    @classmethod
+    def of(cls, name: str, description: str | None, parameters: Any, strict: bool | None) -> Tool:
+        """The tool of a function."""
+        function = Function(
+            name=name, description=description, parameters=parameters, strict=strict
+        )
+        return cls(type="function", function=function)
+
 
 class FunctionChoice(Strict):
     """The function that must be called."""
@@ -50,6 +58,11 @@ class NamedChoice(Strict):
 
     type: FunctionKind
     function: FunctionChoice
+
+    @classmethod
+    def of(cls, name: str) -> NamedChoice:
+        """The choice of the tool with this name."""
+        return cls(type="function", function=FunctionChoice(name=name))
 
 
 class DirectCaller(Strict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from quire.server.api.common import chat_request, conversation, route_rules
-from quire.server.api.common.chat_request import CHAT_RULES, ChatRequest
+from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.model_route import LightReply, LightRoute
 from quire.server.http.openapi_entry import PostEntry
 from quire.server.model_registry import ModelRegistry
@@ -28,12 +28,11 @@ def apply_template(data: bytes, models: ModelRegistry) -> LightReply:
 
 ROUTE = LightRoute(
     PostEntry(
-        path="/apply-template",
-        summary="A conversation through the chat template, as text.",
+        "/apply-template",
+        "A conversation through the chat template, as text.",
         rules=(route_rules.MODEL, *route_rules.CHAT),
         example={"messages": [{"role": "user", "content": "hello"}]},
         body=ChatRequest,
-        struct_rules=CHAT_RULES,
         reply=AppliedTemplate,
     ),
     apply_template,

@@ -6,25 +6,23 @@ ends with the context where n_predict would not; of 0 tokens, it only caches its
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from quire.core.sampling_params import MAX_BIAS, MAX_LOGIT_BIAS, SamplingParams
 from quire.errors import invalid_value
 from quire.server.api.common.generation_request import (
-    ASKS_FOR_NOTHING,
     MAX_CHOICES,
     GenerationRequest,
     check_fields,
+    one_dropped_token,
     sampling_of,
 )
-from quire.server.api.common.prompt_types import PROMPT_OBJECT_RULES, EncodeParts, PromptTypes
-from quire.server.api.common.response_format import STRUCTURED_OUTPUT_RULES
-from quire.server.http import field_bounds, strict_json
+from quire.server.api.common.prompt_types import EncodeParts, PromptTypes
+from quire.server.http import field_bounds
 from quire.server.http.field_bounds import TokenId
-from quire.server.http.openapi_entry import StructRules
-from quire.server.http.request_body import neutral_values, read_body
+from quire.server.http.request_body import read_body
 
 PROMPTS = PromptTypes("prompt", str, MAX_CHOICES)
 
@@ -43,6 +41,15 @@ class NativeCompletionRequest(GenerationRequest, kw_only=True, dict=True):
     logit_bias: numbers for token ids or texts, as a map or as pairs; see token_biases. false: none.
     """
 
+    neutral: ClassVar = {
+        **GenerationRequest.neutral,
+        "prompt_logprobs": (None,),
+        "return_token_ids": (None, False),
+        "return_tokens_as_token_ids": (None, False),
+        "stream_options": (None, {}, {"include_usage": False}),
+    }
+    raw_types: ClassVar = {"prompt": PROMPTS.types}
+    long_field = "prompt"
     prompt: msgspec.Raw
     max_tokens: field_bounds.TokenLimitOrNone | None = None
     logit_bias: BiasMap | BiasPairs | _False | None = None  # type: ignore[assignment]
@@ -50,19 +57,9 @@ class NativeCompletionRequest(GenerationRequest, kw_only=True, dict=True):
     return_tokens: bool | None = None
 
 
-REFUSED: strict_json.NeutralValues = {
-    **ASKS_FOR_NOTHING,
-    "prompt_logprobs": (None,),
-    "return_token_ids": (None, False),
-    "return_tokens_as_token_ids": (None, False),
-    "stream_options": (None, {}, {"include_usage": False}),
-}
-_decoder = msgspec.json.Decoder(NativeCompletionRequest)
-
-
 def parse(data: bytes) -> NativeCompletionRequest:
     """Decode a body. Raises InvalidRequestError."""
-    request, _ = read_body(data, _decoder, REFUSED, long="prompt")
+    request = read_body(data, NativeCompletionRequest)
     check_fields(request, "n_probs")
     return request
 
@@ -94,19 +91,5 @@ def sampling(request: NativeCompletionRequest) -> SamplingParams:
     """The sampling params of a request. Raises InvalidRequestError."""
     max_tokens = request.max_tokens
     if max_tokens == 0:
-        if request.min_tokens:
-            problem = f"{request.min_tokens} is above max_tokens (0); lower it"
-            raise invalid_value("min_tokens", problem)
-        max_tokens = 1  # drawn at the end of each prompt; job_runner.py drops it
+        max_tokens = one_dropped_token(request)
     return sampling_of(request, max_tokens, request.n_probs or None, None)
-
-
-RULES = (
-    StructRules(
-        struct=NativeCompletionRequest,
-        neutral=neutral_values(NativeCompletionRequest, REFUSED),
-        raw={"prompt": PROMPTS.types},
-    ),
-    PROMPT_OBJECT_RULES,
-    *STRUCTURED_OUTPUT_RULES,
-)

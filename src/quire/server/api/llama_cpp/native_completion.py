@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.core.request_output import CompletionOutput, RequestOutput
+from quire.core.request_output import CompletionOutput, Logprob, RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.server.api.common import route_rules
 from quire.server.api.common.generation_job import Job, make_job
 from quire.server.api.common.generation_request import take_defaults
 from quire.server.api.common.logprob_bounds import check_num_logprobs
-from quire.server.api.common.logprob_formats import chat_logprobs, num_shown
+from quire.server.api.common.logprob_formats import finite, shown_of
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.prompt_types import parts_encoder
@@ -91,10 +91,8 @@ class NativeFormatter(OpenAIReplyFormatter):
         tokenizer: Tokenizer,
         eos_token_ids: Sequence[int],
     ) -> None:
-        self.job = job
+        super().__init__(job, tokenizer)
         self._returns_tokens = bool(request.return_tokens) or job.stream
-        self._num_probs = num_shown(job.sampling)
-        self._tokenizer = tokenizer
         self._never = eos_token_ids if job.sampling.ignore_eos else ()
         self._answers: dict[int, _Answer] = {}
 
@@ -116,7 +114,9 @@ class NativeFormatter(OpenAIReplyFormatter):
             if part.tokens or part.content or output.finish_reason is None:
                 yield from _by_token(part)
             if output.finish_reason is not None:
-                yield self._end(self._empty(part), item, output)
+                part = msgspec.structs.replace(part, content="", tokens=[])
+                part.completion_probabilities = UNSET
+                yield self._end(part, item, output)
 
     def ending(self, _usage: Usage) -> Iterator[NativePart]:
         """No ending: each answer has its own last chunk."""
@@ -136,9 +136,6 @@ class NativeFormatter(OpenAIReplyFormatter):
             completion_probabilities=self._probabilities(output),
         )
 
-    def _empty(self, part: NativePart) -> NativePart:
-        return msgspec.structs.replace(part, content="", tokens=[], completion_probabilities=UNSET)
-
     def _end(self, part: NativePart, item: RequestOutput, output: CompletionOutput) -> NativeReply:
         num_tokens, most = part.tokens_predicted, _max_tokens(self.job)
         kind = _stop_type(output)
@@ -157,27 +154,23 @@ class NativeFormatter(OpenAIReplyFormatter):
         )
 
     def _probabilities(self, output: CompletionOutput) -> list[TokenProbabilities] | UnsetType:
-        if self._num_probs is None:
+        if (count := self._num_logprobs) is None:
             return UNSET
-        positions = output.logprobs or []
-        shown = chat_logprobs(positions, output.token_ids, self._num_probs, self._tokenizer)
-        found = []
-        for token_id, own, position in zip(output.token_ids, shown.content, positions, strict=True):
-            ranked = sorted(position, key=lambda candidate: position[candidate].rank or 0)
-            top = [
-                TokenProbability(id=i, token=c.token, bytes=c.bytes, logprob=c.logprob)
-                for i, c in zip(ranked, own.top_logprobs, strict=False)
-            ]
-            found.append(
-                TokenProbabilities(
-                    id=token_id,
-                    token=own.token,
-                    bytes=own.bytes,
-                    logprob=own.logprob,
-                    top_logprobs=top,
-                )
+        return [
+            TokenProbabilities(
+                **self._probability(token_id, position[token_id]),
+                top_logprobs=[
+                    TokenProbability(**self._probability(candidate_id, candidate))
+                    for candidate_id, candidate in shown_of(position, count).items()
+                ],
             )
-        return found
+            for token_id, position in zip(output.token_ids, output.logprobs or (), strict=True)
+        ]
+
+    def _probability(self, token_id: int, found: Logprob) -> dict[str, Any]:
+        """The fields of a TokenProbability."""
+        data, logprob = list(self._tokenizer.token_bytes(token_id)), finite(found.logprob)
+        return {"id": token_id, "token": found.decoded_token, "bytes": data, "logprob": logprob}
 
 
 def _by_token(part: NativePart) -> Iterator[NativePart]:
@@ -226,8 +219,8 @@ def _settings(job: Job, never: Sequence[int]) -> dict[str, Any]:
 
 def _route(path: str) -> GenerationRoute[NativeFormatter]:
     entry = PostEntry(
-        path=path,
-        summary="Continue a text, in llama.cpp's own format.",
+        path,
+        "Continue a text, in llama.cpp's own format.",
         rules=(
             *route_rules.GENERATION,
             route_rules.STREAM,
@@ -237,7 +230,6 @@ def _route(path: str) -> GenerationRoute[NativeFormatter]:
         ),
         example={"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0},
         body=NativeCompletionRequest,
-        struct_rules=completion_request.RULES,
         reply=NativeReply,
         items=NativeReply,
         events=(NativePart, NativeReply, ErrorChunk),

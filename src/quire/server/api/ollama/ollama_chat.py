@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
-
-import msgspec
-from starlette.types import Send
 
 from quire.server.api.common import chat_request, conversation, route_rules
 from quire.server.api.common.chat_request import ChatRequest
@@ -15,8 +13,7 @@ from quire.server.api.common.generation_job import make_job
 from quire.server.api.common.generation_request import take_defaults
 from quire.server.api.common.logprob_bounds import check_num_logprobs
 from quire.server.api.common.micro_batch import Stages
-from quire.server.api.common.model_route import GenerationRoute
-from quire.server.api.common.request_gate import RequestContext
+from quire.server.api.common.model_route import GenerationRoute, LightReply
 from quire.server.api.common.streaming import LINES, answer
 from quire.server.api.common.tool_definitions import tool_use
 from quire.server.api.ollama import ollama_options, ollama_request, ollama_to_chat
@@ -29,26 +26,19 @@ from quire.server.api.ollama.ollama_reply import (
     make_part,
 )
 from quire.server.api.ollama.ollama_request import OllamaBody, OllamaChat, OllamaPrompt
-from quire.server.http.http_errors import PlainError, send_complete
+from quire.server.http.http_errors import PlainError
 from quire.server.http.openapi_entry import OpenApiEntry, PostEntry
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.server.parsing.output_parser import PlainParser
 
 
-class NothingToRun(msgspec.Struct, frozen=True):
-    """The reply to a request without a prompt. no_effect: as in a Job."""
-
-    part: OllamaPart
-    no_effect: Sequence[str]
-
-
-def prepare_chat(body: bytes, models: ModelRegistry) -> Stages[OllamaFormatter | NothingToRun]:
+def prepare_chat(body: bytes, models: ModelRegistry) -> Stages[OllamaFormatter | LightReply]:
     """Decode a body of /api/chat and make its job, in stages. Raises InvalidRequestError."""
     request = ollama_request.parse_chat(body)
     return (yield from _prepared(request, models, is_empty=not request.messages))
 
 
-def prepare_prompt(body: bytes, models: ModelRegistry) -> Stages[OllamaFormatter | NothingToRun]:
+def prepare_prompt(body: bytes, models: ModelRegistry) -> Stages[OllamaFormatter | LightReply]:
     """Decode a body of /api/generate and make its job, in stages; see `prepare_chat`."""
     request = ollama_request.parse_prompt(body)
     return (yield from _prepared(request, models, is_empty=not request.prompt))
@@ -56,7 +46,7 @@ def prepare_prompt(body: bytes, models: ModelRegistry) -> Stages[OllamaFormatter
 
 def _prepared(
     request: OllamaBody, models: ModelRegistry, *, is_empty: bool
-) -> Stages[OllamaFormatter | NothingToRun]:
+) -> Stages[OllamaFormatter | LightReply]:
     """The job of a body; the reply itself where nothing is to run. Raises InvalidRequestError."""
     has_message = isinstance(request, OllamaChat)
     model = models.find(request.model)
@@ -77,14 +67,14 @@ def _prepared(
 
 def _nothing_to_run(
     request: OllamaBody, chat: ChatRequest, model: str, *, has_message: bool
-) -> NothingToRun:
+) -> LightReply:
     """The reply to what only loads a model, or unloads it. Neither is done: the server's own
     settings say when, so that no client takes the model from another.
     """
     part = make_part(model, OllamaAnswer(), has_message=has_message)
     is_end = ollama_options.asks_to_unload(request.keep_alive)
     part.done, part.done_reason = True, "unload" if is_end else "load"
-    return NothingToRun(part, chat.no_effect)
+    return LightReply(part, chat.no_effect)
 
 
 def _plain(chat: ChatRequest, prompt: str, model: RegisteredModel) -> Conversation:
@@ -98,17 +88,6 @@ def _plain(chat: ChatRequest, prompt: str, model: RegisteredModel) -> Conversati
             encoding=chat.encoding, names=ollama_to_chat.PROMPT_NAMES, cut_to_context=True,
         )  # fmt: skip
     return Conversation(job, PlainParser)
-
-
-async def answer_lines(
-    job: OllamaFormatter | NothingToRun, context: RequestContext, send: Send
-) -> None:
-    """Run a job and send its answer; see `answer`."""
-    if isinstance(job, NothingToRun):
-        context.record.no_effect = job.no_effect
-        await send_complete(send, 200, msgspec.json.encode(job.part))
-    else:
-        await answer(job, context, send, LINES)
 
 
 _RULES = (
@@ -131,12 +110,11 @@ def _route(
     part: type[OllamaPart],
 ) -> OpenApiEntry:
     return PostEntry(
-        path=path,
-        summary=f"{summary}, in Ollama's format.",
+        path,
+        f"{summary}, in Ollama's format.",
         rules=(*_RULES, *rules),
         example=example | {"options": {"num_predict": 8}},
         body=body,
-        struct_rules=ollama_request.RULES,
         reply=part,
         events=(part, PlainError),
         lines=True,
@@ -153,7 +131,8 @@ _PROMPT = _route(
     "/api/generate", "Answer or continue a prompt", _PROMPT_RULES,
     {"prompt": "hello"}, OllamaPrompt, PromptPart,
 )  # fmt: skip
+_answer = partial(answer, framing=LINES)
 ROUTES = (
-    GenerationRoute(_CHAT, prepare_chat, answer_lines),
-    GenerationRoute(_PROMPT, prepare_prompt, answer_lines),
+    GenerationRoute(_CHAT, prepare_chat, _answer),
+    GenerationRoute(_PROMPT, prepare_prompt, _answer),
 )

@@ -17,8 +17,7 @@ from quire.errors import ModelNotFoundError
 from quire.server.api.common import route_rules
 from quire.server.api.common.model_route import LightReply, LightRoute
 from quire.server.http.http_errors import HttpError
-from quire.server.http.json_response import JsonResponse
-from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry, PostEntry
+from quire.server.http.openapi_entry import ApiRoute, JsonResponse, OpenApiEntry, PostEntry
 from quire.server.http.request_body import RequestBody, read_body
 from quire.server.model_registry import ModelEntry, ModelRegistry, RegisteredModel
 from quire.version import __version__
@@ -139,7 +138,7 @@ def _route(
     handler: Callable[[Request], Awaitable[Response]],
 ) -> ApiRoute:
     text = f"{summary}, in Ollama's format."
-    return ApiRoute(handler, OpenApiEntry(path=path, summary=text, reply=reply))
+    return ApiRoute(handler, OpenApiEntry(path, text, reply=reply))
 
 
 def _details(model: RegisteredModel | None) -> ModelDetails:
@@ -164,12 +163,9 @@ def _size_text(num_parameters: int) -> str:
     return f"{num_parameters / 1e6:.2f}M" if num_parameters else ""
 
 
-_show_decoder = msgspec.json.Decoder(ShowBody)
-
-
 def show(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply to a body of /api/show. Raises InvalidRequestError."""
-    request, _ = read_body(data, _show_decoder)
+    request = read_body(data, ShowBody)
     if request.verbose:
         request.note_no_effect("verbose has no effect: vocabularies are not shown; use /tokenize")
     model = models.find(request.model or request.name)
@@ -207,12 +203,9 @@ class PullStatus(msgspec.Struct):
     status: Literal["success"] = "success"
 
 
-_pull_decoder = msgspec.json.Decoder(PullBody)
-
-
 def pull(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply to a body of /api/pull: a model that is served is there. Raises HttpError."""
-    request, _ = read_body(data, _pull_decoder)
+    request = read_body(data, PullBody)
     name = request.model or request.name
     try:
         models.entry(name)
@@ -224,8 +217,8 @@ def pull(data: bytes, models: ModelRegistry) -> LightReply:
 
 PULL_ROUTE = LightRoute(
     PostEntry(
-        path="/api/pull",
-        summary="Whether a model is there, in Ollama's format; nothing is downloaded.",
+        "/api/pull",
+        "Whether a model is there, in Ollama's format; nothing is downloaded.",
         rules=(route_rules.MODEL,),
         example={},
         body=PullBody,
@@ -235,8 +228,8 @@ PULL_ROUTE = LightRoute(
 )
 SHOW_ROUTE = LightRoute(
     PostEntry(
-        path="/api/show",
-        summary="One model, in Ollama's format.",
+        "/api/show",
+        "One model, in Ollama's format.",
         rules=(route_rules.MODEL,),
         example={},
         body=ShowBody,

@@ -13,8 +13,8 @@ from quire.compat.names_table import NAMES, NoEffect, Refused, meaning_of
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import Int32
-from quire.server.http.openapi_entry import StructRules
-from quire.server.http.request_body import NONE, RequestBody, read_body, refused_field
+from quire.server.http.request_body import RequestBody, read_with_names, refused_field
+from quire.server.http.strict_json import Described
 
 T = TypeVar("T", bound=RequestBody)
 
@@ -25,18 +25,14 @@ _TIME = re.compile(
 )
 _MORE = re.compile("[1-9]")
 _EXACT = 2.0**53  # below it each whole number is a float
-_plain_decoder = msgspec.json.Decoder(dict[str, Any])
-_LOAD_OPTIONS = (
-    "num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "numa", "low_vram",
-    "f16_kv", "use_mmap", "use_mlock", "vocab_only", "logits_all", "embedding_only", "num_gqa",
-    "rope_frequency_base", "rope_frequency_scale", "draft_num_predict",
-)  # fmt: skip
 _NO_EFFECT = "has no effect: the model is loaded with the server's settings"
 _NO_REACH = "has no effect: penalties cover the whole answer and its prompt"
 
 
-class Options(msgspec.Struct, kw_only=True):
+class Options(Described, kw_only=True):
     """Sampling params, and settings of a load, which have no effect. num_predict: -1: no limit."""
+
+    # the settings of a load are num_ctx and all after it
 
     temperature: field_bounds.Temperature | None = None
     top_k: field_bounds.TopK | None = None
@@ -76,23 +72,22 @@ class Options(msgspec.Struct, kw_only=True):
         return repeats or bool(self.presence_penalty or self.frequency_penalty)
 
 
+_LOAD_OPTIONS = Options.__struct_fields__[Options.__struct_fields__.index("num_ctx") :]
 _OPTION_NAMES = strict_json.names_of(Options)
 # other engines' options that are taken, with their values
-_NEUTRAL_OPTIONS: strict_json.NeutralValues = {
+Options.neutral = {
     row.name: row.takes
     for row in NAMES["sampling"]
     if row.name not in _OPTION_NAMES and (row.takes is ANY or row.takes)
 }
 
 
-def read_ollama(
-    data: bytes, decoder: msgspec.json.Decoder[T], refused: strict_json.NeutralValues = NONE
-) -> tuple[T, dict[str, Any]]:
+def read_ollama(data: bytes, kind: type[T]) -> T:
     """Decode a body with `options`; see `read_body`. Whole numbers of them are integers, as Go's
     JSON has no others: Home Assistant sends a num_ctx of 8192.0. Raises InvalidRequestError.
     """
     try:
-        request, found = read_body(data, decoder, refused)
+        request, found = read_with_names(data, kind)
     except InvalidRequestError as error:
         if not (error.param or "").startswith("options."):
             raise
@@ -102,14 +97,14 @@ def read_ollama(
             if other.code == "invalid_value":  # a number out of range, whose field has no name here
                 raise error from None
             raise
-        request, found = read_body(data, decoder, refused)
-    request.note_no_effect(*_check_options(found, strict_json.names_of(type(request))))
-    return request, found
+        request, found = read_with_names(data, kind)
+    request.note_no_effect(*_check_options(found, strict_json.names_of(kind)))
+    return request
 
 
 def _with_integers(data: bytes) -> bytes:
     """A body whose options are not all of their types, with integers for whole numbers."""
-    strict_json.decode(data, _plain_decoder)
+    strict_json.decode(data, strict_json.decoder_of(dict[str, Any]))
     body = strict_json.read_names(data)
     options = {name: _integer(value) for name, value in body["options"].items()}
     return msgspec.json.encode({**body, "options": options})
@@ -170,6 +165,3 @@ def no_effect_notes(keep_alive: str | float | None, options: Options) -> Iterato
     for name in _LOAD_OPTIONS:
         if getattr(options, name) is not None:
             yield f"options.{name} {_NO_EFFECT}"
-
-
-OPTION_RULES = StructRules(struct=Options, neutral=_NEUTRAL_OPTIONS)

@@ -10,18 +10,17 @@ from quire.errors import invalid_value
 from quire.server.api.common import chat_messages
 from quire.server.api.common.chat_request import MAX_MESSAGES
 from quire.server.api.common.tool_definitions import MAX_TOOLS, Tools
-from quire.server.api.ollama.ollama_options import OPTION_RULES, Options, read_ollama
-from quire.server.http import field_bounds, strict_json
+from quire.server.api.ollama.ollama_options import Options, read_ollama
+from quire.server.http import field_bounds
 from quire.server.http.field_bounds import ShortText
-from quire.server.http.openapi_entry import StructRules
-from quire.server.http.request_body import RequestBody, neutral_values
-from quire.server.http.strict_json import NeutralValues, Strict
+from quire.server.http.request_body import RequestBody
+from quire.server.http.strict_json import Strict
 
 
 class OllamaFunction(Strict):
     """A function that was called, or is called in an answer."""
 
-    neutral: ClassVar[NeutralValues] = {"index": range(MAX_TOOLS)}  # that Ollama's own calls have
+    neutral: ClassVar = {"index": range(MAX_TOOLS)}  # that Ollama's own calls have
     name: ShortText
     arguments: dict[str, Any] = msgspec.field(default_factory=dict)
 
@@ -40,7 +39,7 @@ class OllamaMessage(Strict):
     name: the same, as older clients and OpenAI's have it; of another message: who speaks.
     """
 
-    neutral: ClassVar[NeutralValues] = {"images": (None, [])}
+    neutral: ClassVar = {"images": (None, [])}
     role: chat_messages.Role
     content: str | None = None
     thinking: str | None = None
@@ -56,6 +55,12 @@ class OllamaBody(RequestBody, kw_only=True, dict=True):
     truncate: cut a prompt that is too long for the context, from its begin.
     """
 
+    neutral: ClassVar = {
+        "template": (None, ""),
+        "context": (None, []),
+        "suffix": (None, ""),
+        **dict.fromkeys(("width", "height", "steps"), (None,)),
+    }
     model: str | None = None
     stream: bool | None = None
     format: str | dict[str, Any] | None = None
@@ -82,19 +87,9 @@ class OllamaPrompt(OllamaBody, kw_only=True, dict=True):
     raw: bool | None = None
 
 
-_REFUSED: strict_json.NeutralValues = {
-    "template": (None, ""),
-    "context": (None, []),
-    "suffix": (None, ""),
-    **dict.fromkeys(("width", "height", "steps"), (None,)),
-}
-_chat_decoder = msgspec.json.Decoder(OllamaChat)
-_prompt_decoder = msgspec.json.Decoder(OllamaPrompt)
-
-
 def parse_chat(data: bytes) -> OllamaChat:
     """Decode a body of /api/chat. Raises InvalidRequestError."""
-    request, _ = read_ollama(data, _chat_decoder, _REFUSED)
+    request = read_ollama(data, OllamaChat)
     for index, message in enumerate(request.messages or ()):
         if message.thinking and message.role != "assistant":
             problem = f"a message of the role {message.role} has none; remove it"
@@ -104,15 +99,7 @@ def parse_chat(data: bytes) -> OllamaChat:
 
 def parse_prompt(data: bytes) -> OllamaPrompt:
     """Decode a body of /api/generate. Raises InvalidRequestError."""
-    request, _ = read_ollama(data, _prompt_decoder, _REFUSED)
+    request = read_ollama(data, OllamaPrompt)
     if request.raw and request.system:
         raise invalid_value("system", "a raw prompt has none; leave one of the two out")
     return request
-
-
-RULES = (
-    StructRules(struct=OllamaChat, neutral=neutral_values(OllamaChat, _REFUSED)),
-    StructRules(struct=OllamaPrompt, neutral=neutral_values(OllamaPrompt, _REFUSED)),
-    StructRules(struct=OllamaMessage, neutral=OllamaMessage.neutral),
-    OPTION_RULES,
-)

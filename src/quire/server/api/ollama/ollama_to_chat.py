@@ -14,7 +14,6 @@ import msgspec
 from quire.compat.sampler_stages import params_set_by
 from quire.errors import invalid_value
 from quire.server.api.common import chat_messages
-from quire.server.api.common.chat_messages import CalledFunction
 from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.response_format import (
     JsonObjectFormat,
@@ -25,7 +24,6 @@ from quire.server.api.common.response_format import (
 from quire.server.api.ollama.ollama_options import Options, no_effect_notes
 from quire.server.api.ollama.ollama_request import (
     OllamaBody,
-    OllamaCall,
     OllamaChat,
     OllamaMessage,
     OllamaPrompt,
@@ -115,7 +113,12 @@ def _messages(given: Sequence[OllamaMessage]) -> Iterator[chat_messages.Message]
     unanswered: list[tuple[str, str]] = []  # names and ids of calls
     for index, message in enumerate(given):
         calls = [
-            _call(call, f"call_{index}_{n}") for n, call in enumerate(message.tool_calls or ())
+            chat_messages.ToolCall.of(
+                call.id or f"call_{index}_{n}",
+                call.function.name,
+                msgspec.json.encode(call.function.arguments).decode(),
+            )
+            for n, call in enumerate(message.tool_calls or ())
         ]
         unanswered += [(call.function.name, call.id) for call in calls]
         yield chat_messages.Message(
@@ -126,12 +129,6 @@ def _messages(given: Sequence[OllamaMessage]) -> Iterator[chat_messages.Message]
             tool_call_id=_answered(message, unanswered),
             reasoning_content=message.thinking,
         )
-
-
-def _call(call: OllamaCall, new_id: str) -> chat_messages.ToolCall:
-    arguments = msgspec.json.encode(call.function.arguments).decode()
-    function = CalledFunction(name=call.function.name, arguments=arguments)
-    return chat_messages.ToolCall(id=call.id or new_id, function=function)
 
 
 def _answered(message: OllamaMessage, unanswered: list[tuple[str, str]]) -> str | None:

@@ -2,64 +2,83 @@
 
 The request stays admitted while it runs, as if its client were there: it counts in the queue, has
 its deadline, and a server that drains waits for it. Any API process may read or cancel it, as its
-state is in the ResponseStore; the process that runs it learns of that from a BackgroundWatch.
+state is in the ResponseStore; the process that runs it learns of that from its BackgroundWatch,
+which has one look at the store for all its responses, however many run, and none while none runs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
-from typing import Any, Protocol
+import os
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
-import msgspec
 from starlette.types import Send
 
 from quire.core.request_output import RequestOutput
 from quire.errors import OverloadedError
 from quire.server.api.common.job_runner import gather
-from quire.server.api.common.reply_formatter import ReplyFormatter
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.common.timings import set_timings
-from quire.server.api.common.usage import Usage
-from quire.server.api.openai.background_watch import BackgroundWatch
+from quire.server.api.openai.response_store import ResponseStore
+from quire.server.api.openai.responses_formatter import ResponsesFormatter
 from quire.server.api.openai.responses_reply import Response
+from quire.server.http.disconnect import outlive_client
 from quire.server.http.http_errors import describe, send_complete
 
 logger = logging.getLogger(__name__)
 
+POLL_SECONDS = 0.25  # until a cancelled response stops
 _RETRY_SECONDS = 0.25  # until a store that failed is asked again
 _KEEP_SECONDS = 60.0  # for how long a store that fails is asked again to keep an answer
 
 
-class BackgroundFormatter(ReplyFormatter, Protocol):
-    """A ReplyFormatter whose reply may be stored in other states, too.
+class BackgroundWatch:
+    """Watches the responses that this process works on."""
 
-    keep: stores a response in place of the started one. Raises OverloadedError if that failed.
-    """
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+        self._waiting: dict[str, asyncio.Event] = {}  # by the response's id
+        self._task: asyncio.Task[None] | None = None
 
-    keep: Callable[[Response], None]
+    @contextmanager
+    def watched(self, response_id: str) -> Iterator[asyncio.Event]:
+        """An event that is set once the response was cancelled or deleted."""
+        event = self._waiting[response_id] = asyncio.Event()
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._look())
+        try:
+            yield event
+        finally:
+            del self._waiting[response_id]
+            if not self._waiting:
+                self._task.cancel()
+                self._task = None
 
-    def keep_started(self, status: str) -> bytes:
-        """Store the response without an answer; returns it as JSON. Raises OverloadedError.
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            try:
+                await self._look_once()
+            except Exception:  # no response could be cancelled any more
+                logger.exception("background responses could not be looked at")
 
-        Raises InvalidRequestError for one that no store of this size holds.
-        """
-
-    def completed(self, results: Sequence[RequestOutput], usage: Usage) -> Response:
-        """The complete answer, not stored yet."""
-
-    def failed(self, code: str | None, message: str) -> Response:
-        """The response with why there is no answer, not stored yet."""
+    async def _look_once(self) -> None:
+        asked = list(self._waiting.items())  # those stored before the look
+        running = await asyncio.to_thread(self._store.running_ids, os.getpid())
+        for response_id, event in asked:
+            if running is not None and response_id not in running:
+                event.set()
 
 
 async def answer_in_background(
-    formatter: BackgroundFormatter, watch: BackgroundWatch, context: RequestContext, send: Send
+    formatter: ResponsesFormatter, watch: BackgroundWatch, context: RequestContext, send: Send
 ) -> None:
     """Send the queued response, then run it. Raises only while nothing has been sent."""
     admitted = context.start(formatter.job)
-    context.outlive_client()  # before it is stored: else it might stay queued
+    outlive_client(context.scope)  # before it is stored: else it might stay queued
     queued = await asyncio.to_thread(formatter.keep_started, "queued")
     try:
         await send_complete(send, 200, queued)
@@ -84,7 +103,7 @@ async def answer_in_background(
         raise
 
 
-async def _keep(formatter: BackgroundFormatter, response: Response) -> None:
+async def _keep(formatter: ResponsesFormatter, response: Response) -> None:
     """Store how the response ended; where the store fails, again, for _KEEP_SECONDS."""
     clock = asyncio.get_running_loop().time
     deadline = clock() + _KEEP_SECONDS
@@ -109,22 +128,3 @@ async def _unless_ended(
     finally:
         task.cancel()
         end.cancel()
-
-
-def cancelled(reply: bytes) -> bytes:
-    """The JSON of a response, cancelled."""
-    fields: dict[str, Any] = msgspec.json.decode(reply)
-    return msgspec.json.encode({**fields, "status": "cancelled"})
-
-
-def is_background(reply: bytes) -> bool:
-    """Whether the JSON is that of a response that runs, or ran, in the background."""
-    fields: dict[str, Any] = msgspec.json.decode(reply)
-    return bool(fields.get("background"))
-
-
-def failed(reply: bytes) -> bytes:
-    """The JSON of a response whose process has ended."""
-    fields: dict[str, Any] = msgspec.json.decode(reply)
-    error = {"code": "server_error", "message": "its server process ended; send it again"}
-    return msgspec.json.encode({**fields, "status": "failed", "error": error})

@@ -13,7 +13,7 @@ import msgspec
 from quire.core.request_output import RequestOutput
 from quire.errors import invalid_value
 from quire.server.api.common import conversation, route_rules
-from quire.server.api.common.chat_request import CHAT_REFUSED, CHAT_RULES, ChatRequest, Messages
+from quire.server.api.common.chat_request import ChatRequest, Messages
 from quire.server.api.common.generation_job import check_lists
 from quire.server.api.common.generation_request import MAX_CHOICES, check_fields
 from quire.server.api.common.logprob_bounds import check_num_logprobs
@@ -24,9 +24,10 @@ from quire.server.api.common.usage import CompletionTokensDetails, Usage
 from quire.server.api.openai.chat import ChatFormatter
 from quire.server.api.openai.chat_reply import ChatReply
 from quire.server.http.field_names import FieldNames
-from quire.server.http.openapi_entry import PostEntry, StructRules
-from quire.server.http.request_body import neutral_values, read_body
+from quire.server.http.openapi_entry import PostEntry
+from quire.server.http.request_body import read_body
 from quire.server.model_registry import ModelRegistry
+from quire.tokenizer.tokenizer import Tokenizer
 
 
 class BatchChatRequest(ChatRequest, kw_only=True):
@@ -37,13 +38,12 @@ class BatchChatRequest(ChatRequest, kw_only=True):
     ]
 
 
-_decoder = msgspec.json.Decoder(BatchChatRequest)
 _SHARED = tuple(name for name in ChatRequest.__struct_fields__ if name != "messages")
 
 
 def parse(data: bytes) -> list[ChatRequest]:
     """Decode a body; one request for each conversation. Raises InvalidRequestError."""
-    request, _ = read_body(data, _decoder, CHAT_REFUSED)
+    request = read_body(data, BatchChatRequest)
     check_fields(request)
     if request.stream:
         raise invalid_value("stream", "several conversations are not streamed; leave it out")
@@ -69,7 +69,7 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[BatchChatFormatter]:
         chat = yield from conversation.prepare(request, model, names=names)
         formatters.append(ChatFormatter(chat, request, model.engine.tokenizer))
         check_lists(chat.job.sampling, len(requests))
-    formatter = BatchChatFormatter(formatters, requests[0].sent_as)
+    formatter = BatchChatFormatter(formatters, requests[0].sent_as, model.engine.tokenizer)
     job, limits = formatter.job, model.engine.info.limits
     prompts = [prompt for prompt in job.prompts if not isinstance(prompt, str)]
     with job.names:
@@ -83,15 +83,18 @@ class BatchChatFormatter(OpenAIReplyFormatter):
     formatters: of its conversations. names: of the body's fields, for errors.
     """
 
-    def __init__(self, formatters: Sequence[ChatFormatter], names: FieldNames) -> None:
+    def __init__(
+        self, formatters: Sequence[ChatFormatter], names: FieldNames, tokenizer: Tokenizer
+    ) -> None:
         jobs = [formatter.job for formatter in formatters]
-        self.job = msgspec.structs.replace(
+        job = msgspec.structs.replace(
             jobs[0],
             prompts=[prompt for job in jobs for prompt in job.prompts],
             samplings=[job.sampling for job in jobs],
             prompt_field="messages",
             names=names,
         )
+        super().__init__(job, tokenizer)
         self._formatters = formatters
 
     def reply(self, results: Sequence[RequestOutput], usage: Usage) -> ChatReply:
@@ -113,15 +116,10 @@ class BatchChatFormatter(OpenAIReplyFormatter):
         raise AssertionError("several conversations are not streamed")
 
 
-BATCH_RULES = (
-    StructRules(struct=BatchChatRequest, neutral=neutral_values(BatchChatRequest, CHAT_REFUSED)),
-    *CHAT_RULES[1:],
-)
-
 ROUTE = GenerationRoute(
     PostEntry(
-        path="/v1/chat/completions/batch",
-        summary="Answer several conversations.",
+        "/v1/chat/completions/batch",
+        "Answer several conversations.",
         rules=(
             *route_rules.GENERATION,
             *route_rules.CHAT,
@@ -130,7 +128,6 @@ ROUTE = GenerationRoute(
         ),
         example={"messages": [[route_rules.USER_MESSAGE]] * 2, "max_tokens": 8, "temperature": 0},
         body=BatchChatRequest,
-        struct_rules=BATCH_RULES,
         reply=ChatReply,
     ),
     prepare,

@@ -9,15 +9,10 @@ from msgspec import UNSET
 from quire.core.request_output import CompletionOutput, RequestOutput
 from quire.server.api.common import chat_request, conversation, route_rules
 from quire.server.api.common.chat_messages import Message
-from quire.server.api.common.chat_request import CHAT_RULES, ChatRequest
+from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.conversation import Conversation
 from quire.server.api.common.generation_request import force_usage
-from quire.server.api.common.logprob_formats import (
-    ChatLogprobs,
-    chat_logprobs,
-    num_shown,
-    prompt_logprobs,
-)
+from quire.server.api.common.logprob_formats import ChatLogprobs, chat_logprobs, prompt_logprobs
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.streaming import OpenAIReplyFormatter, answer
@@ -55,19 +50,13 @@ class ChatFormatter(OpenAIReplyFormatter):
     """The ReplyFormatter of /v1/chat/completions, for one conversation."""
 
     def __init__(
-        self,
-        conversation: Conversation,
-        request: ChatRequest,
-        tokenizer: Tokenizer,
+        self, conversation: Conversation, request: ChatRequest, tokenizer: Tokenizer
     ) -> None:
-        self.job = conversation.job
+        super().__init__(conversation.job, tokenizer)
         self._conversation = conversation
-        self._num_logprobs = num_shown(self.job.sampling)
-        self._spells_ids = self.job.spells_token_ids
         self._num_prompt_logprobs = request.prompt_logprobs
         self._echoed = _text_of(request.messages[-1]) if request.echo else ""
         self._metadata = request.metadata
-        self._tokenizer = tokenizer
         self._started: set[int] = set()  # choices whose role was sent
 
     def reply(self, results: Sequence[RequestOutput], usage: Usage) -> ChatReply:
@@ -199,8 +188,8 @@ def _text_of(message: Message) -> str:
 
 ROUTE = GenerationRoute(
     PostEntry(
-        path="/v1/chat/completions",
-        summary="Answer a conversation.",
+        "/v1/chat/completions",
+        "Answer a conversation.",
         rules=(
             *route_rules.GENERATION,
             route_rules.STREAM,
@@ -213,7 +202,6 @@ ROUTE = GenerationRoute(
         ),
         example={"messages": [route_rules.USER_MESSAGE], "max_tokens": 8, "temperature": 0},
         body=ChatRequest,
-        struct_rules=CHAT_RULES,
         reply=ChatReply,
         events=(ChatChunk, ErrorChunk),
     ),

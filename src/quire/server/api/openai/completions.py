@@ -19,7 +19,6 @@ from quire.server.api.common.logprob_formats import (
     PromptLogprob,
     TextOffsets,
     completion_logprobs,
-    num_shown,
     prompt_logprobs,
 )
 from quire.server.api.common.micro_batch import Stages
@@ -28,7 +27,7 @@ from quire.server.api.common.streaming import OpenAIReplyFormatter, answer
 from quire.server.api.common.timings import WithProgress
 from quire.server.api.common.usage import Usage
 from quire.server.api.openai import completions_request
-from quire.server.api.openai.completions_request import COMPLETION_RULES, CompletionRequest
+from quire.server.api.openai.completions_request import CompletionRequest
 from quire.server.http.http_errors import ErrorChunk
 from quire.server.http.openapi_entry import PostEntry
 from quire.server.model_registry import ModelRegistry, RegisteredModel
@@ -107,12 +106,9 @@ class CompletionFormatter(OpenAIReplyFormatter):
     """The ReplyFormatter of /v1/completions. Choices are numbered prompt by prompt."""
 
     def __init__(self, job: Job, request: CompletionRequest, tokenizer: Tokenizer) -> None:
-        self.job = job
+        super().__init__(job, tokenizer)
         self._echo = bool(request.echo)
-        self._num_logprobs = num_shown(job.sampling)
-        self._spells_ids = job.spells_token_ids
         self._num_prompt_logprobs = request.prompt_logprobs
-        self._tokenizer = tokenizer
         self._started: set[int] = set()  # choices of which something was sent
         self._offsets: dict[int, TextOffsets] = {}  # by choice
         self._waiting: dict[int, RequestOutput] = {}  # by prompt, until its logprobs are complete
@@ -134,16 +130,14 @@ class CompletionFormatter(OpenAIReplyFormatter):
             waiting = self._waiting.pop(prompt_index)
             waiting.append(item)
             item = waiting
-        num_logprobs = len(item.prompt_logprobs or ())
-        if (
-            self._has_echo_logprobs
-            and num_logprobs < len(item.prompt_token_ids)
-            and not item.finished
-        ):
+        num_missing = len(item.prompt_token_ids) - len(item.prompt_logprobs or ())
+        shows_them = self._echo and self._num_logprobs is not None
+        if shows_them and num_missing > 0 and not item.finished:
             self._waiting[prompt_index] = item
             return
+        no_usage = None if self.job.include_usage else UNSET
         for output in item.outputs:
-            chunk = self._reply([self._choice(prompt_index, item, output)], self._no_usage)
+            chunk = self._reply([self._choice(prompt_index, item, output)], no_usage)
             if output.finish_reason is not None:
                 chunk.system_fingerprint = self.job.fingerprint
             yield chunk
@@ -152,14 +146,6 @@ class CompletionFormatter(OpenAIReplyFormatter):
         """The token counts, if the request asks for them."""
         if self.job.include_usage:
             yield self._reply([], usage)
-
-    @property
-    def _has_echo_logprobs(self) -> bool:
-        return self._echo and self._num_logprobs is not None
-
-    @property
-    def _no_usage(self) -> UnsetType | None:
-        return None if self.job.include_usage else UNSET
 
     def _reply(
         self, choices: list[CompletionChoice], usage: Usage | UnsetType | None
@@ -232,8 +218,8 @@ _IN_THREAD_BYTES = 64 << 10
 
 ROUTE = GenerationRoute(
     PostEntry(
-        path="/v1/completions",
-        summary="Continue a text.",
+        "/v1/completions",
+        "Continue a text.",
         rules=(
             *route_rules.GENERATION,
             route_rules.STREAM,
@@ -242,7 +228,6 @@ ROUTE = GenerationRoute(
         ),
         example={"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0},
         body=CompletionRequest,
-        struct_rules=COMPLETION_RULES,
         reply=CompletionReply,
         events=(CompletionReply, ErrorChunk),
     ),

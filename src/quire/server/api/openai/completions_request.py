@@ -5,25 +5,23 @@ max_tokens is 16 where it is absent or null.
 
 from __future__ import annotations
 
-from typing import Annotated, cast
+from typing import Annotated, ClassVar, cast
 
 import msgspec
 
 from quire.core.sampling_params import SamplingParams
 from quire.errors import invalid_value
 from quire.server.api.common.generation_request import (
-    ASKS_FOR_NOTHING,
     MAX_CHOICES,
     GenerationRequest,
     check_fields,
+    one_dropped_token,
     sampling_of,
 )
 from quire.server.api.common.logprob_formats import ALL
-from quire.server.api.common.response_format import STRUCTURED_OUTPUT_RULES
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import TokenId
-from quire.server.http.openapi_entry import StructRules
-from quire.server.http.request_body import neutral_values, read_body
+from quire.server.http.request_body import read_body
 
 Prompts = str | list[TokenId | str | list[TokenId]]
 _PromptList = msgspec.Meta(min_length=1, max_length=MAX_CHOICES)
@@ -43,20 +41,21 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     -1 is the rest of the context.
     """
 
+    raw_types: ClassVar = {"prompt": PROMPT_TYPES}
+    long_field = "prompt"
     prompt: msgspec.Raw
     max_tokens: field_bounds.TokenLimitOrNone | None = None
     echo: bool | None = None
     logprobs: field_bounds.NumLogprobs | None = None
 
 
-_decoder = msgspec.json.Decoder(CompletionRequest)
 _prompt_decoder: msgspec.json.Decoder[Prompts] = msgspec.json.Decoder(Prompts)
 _ids_decoder = msgspec.json.Decoder(Annotated[list[TokenId], _OneOrMore])
 
 
 def parse(data: bytes) -> CompletionRequest:
     """Decode a body. Raises InvalidRequestError."""
-    request, _ = read_body(data, _decoder, ASKS_FOR_NOTHING, long="prompt")
+    request = read_body(data, CompletionRequest)
     check_fields(request)
     return request
 
@@ -86,25 +85,8 @@ def sampling(request: CompletionRequest) -> SamplingParams:
         prompt_logprobs = ALL if ALL in wanted else max(wanted)
     max_tokens = 16 if request.max_tokens is None else request.max_tokens
     if max_tokens == 0:
-        _check_prompt_alone(request)
-        max_tokens = 1  # drawn at the end of each prompt; job_runner.py drops it
+        if not request.echo:
+            problem = "must be at least 1 without echo, not 0; set echo, or 1"
+            raise invalid_value("max_tokens", problem)
+        max_tokens = one_dropped_token(request)
     return sampling_of(request, max_tokens, logprobs, prompt_logprobs)
-
-
-def _check_prompt_alone(request: CompletionRequest) -> None:
-    field, problem = "max_tokens", "must be at least 1 without echo, not 0; set echo, or 1"
-    if request.echo and request.min_tokens:
-        field, problem = "min_tokens", f"{request.min_tokens} is above max_tokens (0); lower it"
-    elif request.echo:
-        return
-    raise invalid_value(field, problem)
-
-
-COMPLETION_RULES = (
-    StructRules(
-        struct=CompletionRequest,
-        neutral=neutral_values(CompletionRequest, ASKS_FOR_NOTHING),
-        raw={"prompt": PROMPT_TYPES},
-    ),
-    *STRUCTURED_OUTPUT_RULES,
-)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from starlette.types import Send
-
 from quire.engine.frontend.prompt_encoding import Prompt
 from quire.errors import invalid_value
 from quire.server.api.common import conversation, route_rules
-from quire.server.api.common.chat_messages import MESSAGE_RULES
-from quire.server.api.common.embedding_job import EmbeddingJob, make_embedding_job
-from quire.server.api.common.embedding_runner import embed_all, encode_vectors, start_embedding
+from quire.server.api.common.embedding_job import make_embedding_job
+from quire.server.api.common.embedding_runner import EmbeddingJob, answer_embedding
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
-from quire.server.api.common.prompt_types import PROMPT_OBJECT_RULES, parts_encoder
-from quire.server.api.common.request_gate import RequestContext
+from quire.server.api.common.prompt_types import parts_encoder
 from quire.server.api.openai import embeddings_request
 from quire.server.api.openai.embeddings_reply import (
     BYTES_TYPE,
@@ -27,24 +23,12 @@ from quire.server.api.openai.embeddings_reply import (
     VectorFormat,
     encoded,
 )
-from quire.server.api.openai.embeddings_request import (
-    EMBEDDING_RULES,
-    POOLING_RULES,
-    EmbeddingRequest,
-    PoolingRequest,
-)
-from quire.server.http.http_errors import send_complete
+from quire.server.api.openai.embeddings_request import EmbeddingRequest, PoolingRequest
 from quire.server.http.openapi_entry import PostEntry
 from quire.server.model_registry import ModelRegistry
 
 
-class VectorJob(EmbeddingJob, frozen=True):
-    """An EmbeddingJob and the format of its vectors in the reply."""
-
-    vector_format: VectorFormat
-
-
-def prepare(data: bytes, models: ModelRegistry) -> Stages[VectorJob]:
+def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
     """Decode a body of /v1/embeddings and check all of its inputs, in stages.
 
     Raises InvalidRequestError.
@@ -52,7 +36,7 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[VectorJob]:
     return _prepared(embeddings_request.parse(data), models, "embd", Embedding)
 
 
-def prepare_pooling(data: bytes, models: ModelRegistry) -> Stages[VectorJob]:
+def prepare_pooling(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
     """Decode a body of /pooling and make its job, in stages."""
     return _prepared(embeddings_request.parse_pooling(data), models, "pool", PoolingItem)
 
@@ -62,7 +46,7 @@ def _prepared(
     models: ModelRegistry,
     id_prefix: str,
     item: type[Embedding] | type[PoolingItem],
-) -> Stages[VectorJob]:
+) -> Stages[EmbeddingJob]:
     """The job of a decoded body, in stages. id_prefix: of its id; item: of the reply's list."""
     model = models.find(request.model)
     pooling = model.engine.info.pooling.changed(
@@ -81,24 +65,14 @@ def _prepared(
         problem = f"the header of a reply as bytes has room for {MAX_POSITIONS} inputs"
         fix = "send fewer, or set bytes_only"
         raise invalid_value("encoding_format", f"{problem}, not {len(inputs)}; {fix}")
-    job = yield from make_embedding_job(id_prefix, model, request, inputs, pooling)
     vector_format = VectorFormat(
         request.encoding_format or "float",
         request.embed_dtype or "float32",
         request.endianness or "native",
         item,
     )
-    return VectorJob(job, pooling, vector_format)
-
-
-async def answer(request: VectorJob, context: RequestContext, send: Send) -> None:
-    """Embed all inputs and send the vectors. Raises only while nothing has been sent."""
-    admitted = start_embedding(request.job, context)
-    async with context.deadline.enforced():
-        outputs = await embed_all(admitted, request.pooling, context.usage)
-        encode = partial(encoded, request.job, request.vector_format)
-        body, headers = await encode_vectors(encode, outputs)
-    await send_complete(send, 200, body, headers, media_type=request.vector_format.media_type)
+    encode_reply = partial(encoded, vector_format)
+    return (yield from make_embedding_job(id_prefix, model, request, inputs, pooling, encode_reply))
 
 
 _RULES = (
@@ -113,29 +87,27 @@ _RULES = (
 
 ROUTE = GenerationRoute(
     PostEntry(
-        path="/v1/embeddings",
-        summary="Texts to vectors.",
+        "/v1/embeddings",
+        "Texts to vectors.",
         rules=_RULES,
         example={"input": ["red shoes", "blue shoes"], "dimensions": 3},
         body=EmbeddingRequest,
-        struct_rules=(EMBEDDING_RULES, *MESSAGE_RULES, PROMPT_OBJECT_RULES),
         reply=EmbeddingReply,
         binary=BYTES_TYPE,
     ),
     prepare,
-    answer,
+    answer_embedding,
 )
 POOLING_ROUTE = GenerationRoute(
     PostEntry(
-        path="/pooling",
-        summary="The same as /v1/embeddings, in vLLM's format.",
+        "/pooling",
+        "The same as /v1/embeddings, in vLLM's format.",
         rules=_RULES,
         example={"input": "red shoes", "task": "embed"},
         body=PoolingRequest,
-        struct_rules=(POOLING_RULES, *MESSAGE_RULES, PROMPT_OBJECT_RULES),
         reply=PoolingReply,
         binary=BYTES_TYPE,
     ),
     prepare_pooling,
-    answer,
+    answer_embedding,
 )

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from quire.server.api.common.embedding_runner import EmbeddedInput
+from quire.server.api.common.embedding_runner import EmbeddedInput, EncodedReply
 from quire.server.api.common.generation_job import Job
 
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
@@ -19,7 +19,6 @@ ByteOrder = Literal["native", "little", "big"]
 
 MAX_POSITIONS = 64  # of vectors in a header: 8 KiB, beyond which many clients fail, hold as many
 
-JSON_TYPE = "application/json"
 BYTES_TYPE = "application/octet-stream"
 
 
@@ -104,11 +103,6 @@ class VectorFormat(msgspec.Struct, frozen=True):
     order: ByteOrder = "native"
     item: type[Embedding] | type[PoolingItem] = Embedding
 
-    @property
-    def media_type(self) -> str:
-        """The content type of the reply."""
-        return JSON_TYPE if self.encoding in ("float", "base64") else BYTES_TYPE
-
     def bytes_of(self, data: bytes) -> bytes:
         """A vector in its data type and byte order. data: float32, little-endian."""
         if self.dtype == "float32" and self.order != "big" and sys.byteorder == "little":
@@ -123,14 +117,14 @@ _encoder = msgspec.json.Encoder()
 
 
 def encoded(
-    job: Job, vector_format: VectorFormat, outputs: Sequence[EmbeddedInput]
-) -> tuple[bytes, dict[str, str]]:
-    """The body of the reply, and headers of its own."""
-    if vector_format.media_type == JSON_TYPE:
-        return _json(job, vector_format, outputs), {}
+    vector_format: VectorFormat, job: Job, outputs: Sequence[EmbeddedInput]
+) -> EncodedReply:
+    """The reply with all vectors."""
+    if vector_format.encoding in ("float", "base64"):
+        return EncodedReply(_json(job, vector_format, outputs))
     vectors = [vector_format.bytes_of(output.vector) for output in outputs]
     if vector_format.encoding == "bytes_only":
-        return b"".join(vectors), {}
+        return EncodedReply(b"".join(vectors), media_type=BYTES_TYPE)
     metadata = BytesMetadata(
         id=job.reply_id,
         created=job.created,
@@ -138,12 +132,9 @@ def encoded(
         data=list(_positions(vector_format, vectors, outputs)),
         usage=EmbeddingUsage.of(outputs),
     )
-    return b"".join(vectors), {"metadata": _ascii(metadata)}
-
-
-def _ascii(metadata: BytesMetadata) -> str:
-    """The metadata as JSON in ASCII, as a header has to be."""
-    return json.dumps(msgspec.to_builtins(metadata), separators=(",", ":"))
+    # in ASCII, as a header has to be
+    in_header = json.dumps(msgspec.to_builtins(metadata), separators=(",", ":"))
+    return EncodedReply(b"".join(vectors), {"metadata": in_header}, BYTES_TYPE)
 
 
 def _json(job: Job, vector_format: VectorFormat, outputs: Sequence[EmbeddedInput]) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -16,10 +16,20 @@ from quire.server.api.common.prompt_types import EncodeParts, PromptTypes
 from quire.server.api.openai.embeddings_reply import ByteOrder, EncodingFormat, VectorDtype
 from quire.server.http.field_bounds import ShortText, one_of
 from quire.server.http.http_errors import HttpError
-from quire.server.http.openapi_entry import StructRules
-from quire.server.http.request_body import neutral_values, read_body
+from quire.server.http.request_body import read_body
 
 INPUTS = PromptTypes("input", Text, MAX_INPUTS, mixes=False)
+_VARIANTS: tuple[dict[str, Any], ...] = (  # an input or messages, as JSON Schema
+    {
+        "required": ["input"],
+        "properties": {"input": {"type": ["string", "array", "object"]}}
+        | {name: {"type": "null"} for name in CHAT_FIELDS},
+    },
+    {
+        "required": ["messages"],
+        "properties": {"input": {"type": "null"}, "messages": {"type": "array"}},
+    },
+)
 
 
 class EmbeddingRequest(PoolingFields, kw_only=True, dict=True):
@@ -31,6 +41,9 @@ class EmbeddingRequest(PoolingFields, kw_only=True, dict=True):
     settings.
     """
 
+    variants = _VARIANTS
+    raw_types: ClassVar = {"input": (*INPUTS.types, None)}
+    long_field = "input"
     input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     messages: Messages | None = None
     add_generation_prompt: bool | None = None
@@ -50,20 +63,16 @@ class PoolingRequest(EmbeddingRequest, kw_only=True, dict=True):
     task: Annotated[ShortText, one_of("embed")] | None = None
 
 
-_decoder = msgspec.json.Decoder(EmbeddingRequest)
-_pooling_decoder = msgspec.json.Decoder(PoolingRequest)
-
-
 def parse(data: bytes) -> EmbeddingRequest:
     """Decode a body of /v1/embeddings. Raises InvalidRequestError."""
-    request, _ = read_body(data, _decoder, long="input")
+    request = read_body(data, EmbeddingRequest)
     _check(request)
     return request
 
 
 def parse_pooling(data: bytes) -> PoolingRequest:
     """Decode a body of /pooling. Raises InvalidRequestError."""
-    request, _ = read_body(data, _pooling_decoder, long="input")
+    request = read_body(data, PoolingRequest)
     if request.task not in (None, "embed"):
         problem = f"Unsupported task: {request.task!r}"
         if request.task == "plugin":
@@ -101,25 +110,3 @@ def _raw_input(request: EmbeddingRequest) -> bytes:
 def inputs(request: EmbeddingRequest, encode: EncodeParts) -> Stages[list[Prompt]]:
     """The inputs of a request, whatever form they have, in stages. Raises InvalidRequestError."""
     return INPUTS.read(_raw_input(request), encode)
-
-
-_VARIANTS: tuple[dict[str, Any], ...] = (  # an input or messages, as JSON Schema
-    {
-        "required": ["input"],
-        "properties": {"input": {"type": ["string", "array", "object"]}}
-        | {name: {"type": "null"} for name in CHAT_FIELDS},
-    },
-    {
-        "required": ["messages"],
-        "properties": {"input": {"type": "null"}, "messages": {"type": "array"}},
-    },
-)
-
-
-def _rules(body: type[EmbeddingRequest]) -> StructRules:
-    neutral = neutral_values(body)
-    raw = {"input": (*INPUTS.types, None)}
-    return StructRules(struct=body, neutral=neutral, variants=_VARIANTS, raw=raw)
-
-
-EMBEDDING_RULES, POOLING_RULES = _rules(EmbeddingRequest), _rules(PoolingRequest)

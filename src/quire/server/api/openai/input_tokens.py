@@ -7,15 +7,15 @@ from functools import partial
 import msgspec
 
 from quire.server.api.common import chat_request, conversation, route_rules
-from quire.server.api.common.chat_request import CHAT_RULES, ChatRequest
+from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.model_route import LightReply, LightRoute
-from quire.server.api.openai import responses_request
 from quire.server.api.openai.response_items import previous_items
 from quire.server.api.openai.response_store import ResponseStore
-from quire.server.api.openai.responses_request import RESPONSES_RULES, ResponsesRequest
+from quire.server.api.openai.responses_request import ResponsesRequest
 from quire.server.api.openai.responses_to_chat import NAMES, to_chat
 from quire.server.http.field_names import SAME, FieldNames
 from quire.server.http.openapi_entry import PostEntry
+from quire.server.http.request_body import read_body
 from quire.server.model_registry import ModelRegistry
 
 
@@ -38,7 +38,7 @@ def count_response(
 
     Raises InvalidRequestError.
     """
-    request = responses_request.parse(data)
+    request = read_body(data, ResponsesRequest)
     previous = previous_items(store, request, tenant)
     return _counted(to_chat(request, previous.items), models, NAMES)
 
@@ -50,12 +50,11 @@ def _counted(chat: ChatRequest, models: ModelRegistry, names: FieldNames = SAME)
 
 CHAT_ROUTE = LightRoute(
     PostEntry(
-        path="/v1/chat/completions/input_tokens",
-        summary="Count a conversation's tokens, in llama.cpp's format.",
+        "/v1/chat/completions/input_tokens",
+        "Count a conversation's tokens, in llama.cpp's format.",
         rules=(route_rules.MODEL, *route_rules.CHAT),
         example={"messages": [route_rules.USER_MESSAGE]},
         body=ChatRequest,
-        struct_rules=CHAT_RULES,
         reply=InputTokensReply,
     ),
     count_chat,
@@ -68,8 +67,8 @@ def responses_route(store: ResponseStore) -> LightRoute:
 
 
 _RESPONSES_ENTRY = PostEntry(
-    path="/v1/responses/input_tokens",
-    summary="Count the tokens of a response's input.",
+    "/v1/responses/input_tokens",
+    "Count the tokens of a response's input.",
     rules=(
         route_rules.MODEL,
         *route_rules.CHAT,
@@ -77,6 +76,5 @@ _RESPONSES_ENTRY = PostEntry(
     ),
     example={"input": "hello"},
     body=ResponsesRequest,
-    struct_rules=RESPONSES_RULES,
     reply=InputTokensReply,
 )

@@ -39,8 +39,8 @@ class Invocations:
     def route(self) -> ApiRoute:
         """The route of /invocations."""
         entry = PostEntry(
-            path="/invocations",
-            summary="A body of another path, which its fields decide.",
+            "/invocations",
+            "A body of another path, which its fields decide.",
             rules=tuple(f"With `{name}` it is one of `{path}`." for name, path in PATHS.items()),
         )
         return ApiRoute(self, entry)

@@ -17,8 +17,7 @@ from quire.engine.processes.control_channel import ModelState
 from quire.errors import invalid_value
 from quire.server.api.common import route_rules
 from quire.server.http.http_errors import ANTHROPIC_VERSION
-from quire.server.http.json_response import JsonResponse
-from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
+from quire.server.http.openapi_entry import ApiRoute, JsonResponse, OpenApiEntry
 from quire.server.http.request_reader import read_query
 from quire.server.model_registry import ModelEntry, ModelRegistry
 from quire.version import __version__
@@ -98,8 +97,8 @@ class ModelsRoutes:
             ApiRoute(
                 self.models,
                 OpenApiEntry(
-                    path="/v1/models",
-                    summary="The models of this server.",
+                    "/v1/models",
+                    "The models of this server.",
                     rules=versioned,
                     reply=ModelList,
                     errors=(400,),
@@ -108,16 +107,15 @@ class ModelsRoutes:
             ApiRoute(
                 self.model,
                 OpenApiEntry(
-                    path="/v1/models/{name:path}",
-                    summary="One model.",
+                    "/v1/models/{name:path}",
+                    "One model.",
                     rules=versioned,
                     reply=ModelCard,
                     errors=(404,),
                 ),
             ),
             ApiRoute(
-                self.version,
-                OpenApiEntry(path="/version", summary="The server's version.", reply=VersionReply),
+                self.version, OpenApiEntry("/version", "The server's version.", reply=VersionReply)
             ),
         ]
 
@@ -140,14 +138,18 @@ class ModelsRoutes:
         return _json(VersionReply(__version__))
 
     def _card(self, name: str, entry: ModelEntry) -> ModelCard:
+        quality, has_template = entry.status.quality, None
+        if entry.model is not None:
+            engine = entry.model.engine
+            quality, has_template = engine.info.quality, engine.tokenizer.chat_template_text != ""
         return ModelCard(
             name,
             self._created,
             _max_model_len(entry),
-            _has_chat_template(entry),
+            has_template,
             entry.state,
             root=entry.name,
-            quality=_quality(entry),
+            quality=None if quality is None else dict(quality),
         )
 
     def _anthropic(self, name: str, entry: ModelEntry) -> AnthropicModel:
@@ -205,18 +207,6 @@ def _index(ids: list[str], field: str, model_id: str) -> int:
 
 def _max_model_len(entry: ModelEntry) -> int | None:
     return None if entry.model is None else entry.model.engine.info.limits.max_model_len
-
-
-def _quality(entry: ModelEntry) -> dict[str, bool | float | str] | None:
-    model = entry.model
-    quality = entry.status.quality if model is None else model.engine.info.quality
-    return None if quality is None else dict(quality)
-
-
-def _has_chat_template(entry: ModelEntry) -> bool | None:
-    if entry.model is None:
-        return None
-    return entry.model.engine.tokenizer.chat_template_text != ""
 
 
 def _json(content: msgspec.Struct) -> Response:

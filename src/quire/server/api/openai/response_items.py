@@ -12,7 +12,7 @@ from quire.server.api.common.chat_request import MAX_MESSAGES
 from quire.server.api.openai.response_store import ResponseStore, StoredResponse
 from quire.server.api.openai.responses_reply import Response
 from quire.server.api.openai.responses_request import ResponsesRequest
-from quire.server.http.ids import new_id
+from quire.server.http.request_record import new_id
 
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}
 RUNNING = ("queued", "in_progress")  # states of a response in the background

@@ -99,8 +99,12 @@ class OutputItems:
         self.items.append(item)
         self._is_open = True
         yield replies.ItemAdded(output_index=self._index, item=copy(item))
+        if isinstance(item, replies.OutputMessage):
+            item.content = [replies.OutputText()]
+        elif isinstance(item, replies.OutputReasoning):
+            item.content = [replies.ReasoningText()]
         if not isinstance(item, replies.OutputCall):
-            part = item.begin_part()
+            part = copy(item.content[0])  # as it is now, empty
             yield replies.PartAdded(item_id=item.id, output_index=self._index, part=part)
 
     def _add_text(

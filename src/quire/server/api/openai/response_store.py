@@ -12,6 +12,8 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,17 +91,12 @@ class ResponseStore:
         if response.num_bytes > self.max_each:
             return False
         row = (response_id, tenant, response.num_bytes, *response)
-        with self._lock:
-            try:
-                with self._opened() as connection:  # a transaction
-                    connection.execute(_INSERT, row)
-                    if not self._drop_oldest(connection, response_id):
-                        connection.rollback()
-                        return False
-            except sqlite3.Error as error:
-                _failed("stored", error)
-                return False
-        return True
+        with suppress(OverloadedError), self._transaction("stored") as connection:
+            connection.execute(_INSERT, row)
+            if self._drop_oldest(connection, response_id):
+                return True
+            connection.rollback()
+        return False
 
     def replace_running(
         self, response_id: str, tenant: str, reply: bytes, *, is_running: bool = False
@@ -108,30 +105,23 @@ class ResponseStore:
 
         is_running: whether it goes on. Raises OverloadedError if it may still have its old reply.
         """
-        with self._lock:
-            try:
-                with self._opened() as connection:
-                    found = connection.execute(
-                        "UPDATE responses SET reply = ?, size = ? + LENGTH(items), process = "
-                        "process * ? WHERE id = ? AND tenant = ? AND process > 0",
-                        (reply, len(reply), is_running, response_id, tenant),
-                    )
-                    self._drop_oldest(connection, response_id)
-            except sqlite3.Error as error:
-                raise _failed("updated", error) from error
+        with self._transaction("updated") as connection:
+            found = connection.execute(
+                "UPDATE responses SET reply = ?, size = ? + LENGTH(items), process = process * ? "
+                "WHERE id = ? AND tenant = ? AND process > 0",
+                (reply, len(reply), is_running, response_id, tenant),
+            )
+            self._drop_oldest(connection, response_id)
         return found.rowcount > 0
 
     def running_ids(self, process: int) -> set[str] | None:
         """The responses that a process works on; None where they cannot be read."""
-        with self._lock:
-            try:
-                rows = self._opened().execute(
-                    "SELECT id FROM responses WHERE process = ? AND process > 0", (process,)
-                )
-                return {name for (name,) in rows}
-            except sqlite3.Error as error:
-                _failed("read", error)
-                return None
+        with suppress(OverloadedError), self._transaction("read") as connection:
+            rows = connection.execute(
+                "SELECT id FROM responses WHERE process = ? AND process > 0", (process,)
+            )
+            return {name for (name,) in rows}
+        return None
 
     def get(self, response_id: str, tenant: str) -> StoredResponse | None:
         """A response of this tenant; None if there is none (any more).
@@ -141,17 +131,16 @@ class ResponseStore:
         if not self.is_on:
             return None
         key = (response_id, tenant)
-        with self._lock:
-            try:
-                found = self._opened().execute(
-                    "SELECT reply, items, process FROM responses WHERE id = ? AND tenant = ?", key
-                )
-                row = found.fetchone()
-            except sqlite3.Error as error:
-                raise _failed("read", error) from error
-            if row is None:
-                return None
-            self._note_use(key)
+        with self._transaction("read") as connection:
+            row = connection.execute(
+                "SELECT reply, items, process FROM responses WHERE id = ? AND tenant = ?", key
+            ).fetchone()
+        if row is None:
+            return None
+        with suppress(OverloadedError), self._transaction("marked as used") as connection:
+            connection.execute(
+                f"UPDATE responses SET used = {_LATEST} WHERE id = ? AND tenant = ?", key
+            )
         return StoredResponse(*row)
 
     def delete(self, response_id: str, tenant: str) -> bool:
@@ -161,21 +150,30 @@ class ResponseStore:
         """
         if not self.is_on:
             return False
-        with self._lock:
-            try:
-                with self._opened() as connection:
-                    key = (response_id, tenant)
-                    found = connection.execute(
-                        "DELETE FROM responses WHERE id = ? AND tenant = ?", key
-                    )
-            except sqlite3.Error as error:
-                raise _failed("deleted", error) from error
+        with self._transaction("deleted") as connection:
+            key = (response_id, tenant)
+            found = connection.execute("DELETE FROM responses WHERE id = ? AND tenant = ?", key)
         return found.rowcount > 0
 
     def close(self) -> None:
         """Close the file."""
         if self._connection is not None:
             self._connection.close()
+
+    @contextmanager
+    def _transaction(self, what: str) -> Iterator[sqlite3.Connection]:
+        """One transaction at a time. what: its purpose, for the log.
+
+        Raises OverloadedError, logged, if it fails.
+        """
+        with self._lock:
+            try:
+                with self._opened() as connection:
+                    yield connection
+            except sqlite3.Error as error:
+                logger.warning("a response could not be %s: %s", what, error)
+                text = f"the response could not be {what}; send the request again"
+                raise OverloadedError(text, retry_after=1.0) from error
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -189,16 +187,6 @@ class ResponseStore:
                 raise
             self._connection = connection
         return self._connection
-
-    def _note_use(self, key: tuple[str, str]) -> None:
-        """Count a response as the latest used; a failure loses only this."""
-        try:
-            with self._opened() as connection:
-                connection.execute(
-                    f"UPDATE responses SET used = {_LATEST} WHERE id = ? AND tenant = ?", key
-                )
-        except sqlite3.Error as error:
-            _failed("marked as used", error)
 
     def _drop_oldest(self, connection: sqlite3.Connection, newest: str) -> bool:
         """Drop what is too much, but neither `newest` nor what runs; returns whether that did."""
@@ -214,10 +202,3 @@ class ResponseStore:
             connection.execute("DELETE FROM responses WHERE id = ?", oldest[:1])
             count, total = count - 1, total - oldest[1]
         return True
-
-
-def _failed(what: str, error: sqlite3.Error) -> OverloadedError:
-    """Log an error of the file; returns what to raise where the caller must know of it."""
-    logger.warning("a response could not be %s: %s", what, error)
-    text = f"the response could not be {what}; send the request again"
-    return OverloadedError(text, retry_after=1.0)

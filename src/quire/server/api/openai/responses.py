@@ -17,14 +17,14 @@ from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.common.streaming import answer
 from quire.server.api.openai import responses_reply as replies
 from quire.server.api.openai import responses_request
-from quire.server.api.openai.background_responses import answer_in_background
-from quire.server.api.openai.background_watch import BackgroundWatch
+from quire.server.api.openai.background_responses import BackgroundWatch, answer_in_background
 from quire.server.api.openai.response_items import RUNNING, previous_items, stored_response
 from quire.server.api.openai.response_store import ResponseStore
 from quire.server.api.openai.responses_formatter import ResponsesFormatter
-from quire.server.api.openai.responses_request import RESPONSES_RULES, ResponsesRequest
+from quire.server.api.openai.responses_request import ResponsesRequest
 from quire.server.api.openai.responses_to_chat import NAMES, to_chat
 from quire.server.http.openapi_entry import PostEntry
+from quire.server.http.request_body import read_body
 from quire.server.model_registry import ModelRegistry
 
 
@@ -32,7 +32,7 @@ def prepare(
     store: ResponseStore, data: bytes, models: ModelRegistry, tenant: str
 ) -> Stages[ResponsesFormatter]:
     """Decode a body, render and encode the conversation, in stages. Raises InvalidRequestError."""
-    request = responses_request.parse(data)
+    request = read_body(data, ResponsesRequest)
     model = models.find(request.model)
     if not store.is_on:
         request.store = False
@@ -97,8 +97,8 @@ async def _answer(
 
 
 _ENTRY = PostEntry(
-    path="/v1/responses",
-    summary="Answer a conversation, as a response, which is stored unless `store` is false.",
+    "/v1/responses",
+    "Answer a conversation, as a response, which is stored unless `store` is false.",
     rules=(
         route_rules.MODEL,
         route_rules.CONTEXT,
@@ -111,7 +111,6 @@ _ENTRY = PostEntry(
     ),
     example={"input": "hello", "max_output_tokens": 8},
     body=ResponsesRequest,
-    struct_rules=RESPONSES_RULES,
     reply=replies.Response,
     events=replies.EVENTS,
 )

@@ -24,7 +24,8 @@ from quire.tokenizer.tokenizer import Tokenizer
 class ResponsesFormatter:
     """The ReplyFormatter of /v1/responses, for one conversation.
 
-    num_bytes: of its body and of the stored turns before it.
+    num_bytes: of its body and of the stored turns before it. keep: stores a response, in place of
+    the started one in the background; raises OverloadedError if that failed.
     """
 
     end_marker = b""
@@ -34,7 +35,7 @@ class ResponsesFormatter:
         conversation: Conversation,
         request: ResponsesRequest,
         tokenizer: Tokenizer,
-        keep: Callable[[replies.Response], None],  # raises OverloadedError if it must be repeated
+        keep: Callable[[replies.Response], None],
         num_bytes: int,
     ) -> None:
         is_stored = request.store is not False
@@ -58,7 +59,7 @@ class ResponsesFormatter:
         return response
 
     def completed(self, results: Sequence[RequestOutput], usage: Usage) -> replies.Response:
-        """The complete answer."""
+        """The complete answer, not stored yet."""
         (item,) = results
         (output,) = item.outputs
         self._prompt = item.prompt_token_ids
@@ -111,7 +112,7 @@ class ResponsesFormatter:
         return msgspec.json.encode(response)
 
     def failed(self, code: str | None, message: str) -> replies.Response:
-        """The response with why there is no answer."""
+        """The response with why there is no answer, not stored yet."""
         response = self._response(None)
         response.status, response.error = "failed", replies.ResponseError(code, message)
         return response

@@ -40,11 +40,6 @@ class OutputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message
     content: list[OutputText]
     status: str = "in_progress"
 
-    def begin_part(self) -> OutputText:
-        """Start the one part; returns it as it is now, empty."""
-        self.content = [OutputText()]
-        return OutputText()
-
 
 class OutputReasoning(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
     """The assistant's reasoning; content has one part."""
@@ -53,11 +48,6 @@ class OutputReasoning(msgspec.Struct, kw_only=True, tag_field="type", tag="reaso
     summary: list[Any] = []
     content: list[ReasoningText]
     status: str = "in_progress"
-
-    def begin_part(self) -> ReasoningText:
-        """Start the one part; returns it as it is now, empty."""
-        self.content = [ReasoningText()]
-        return ReasoningText()
 
 
 class OutputCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):

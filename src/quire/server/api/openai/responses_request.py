@@ -5,7 +5,7 @@ Unknown fields are refused anywhere in it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -15,8 +15,7 @@ from quire.server.api.common.response_format import StructuralTag
 from quire.server.api.common.tool_definitions import MAX_TOOLS, DirectCaller, FunctionName
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import ShortText
-from quire.server.http.openapi_entry import StructRules
-from quire.server.http.request_body import RequestBody, neutral_values, read_body
+from quire.server.http.request_body import RequestBody
 from quire.server.http.strict_json import Strict
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -38,6 +37,7 @@ class InputPart(Strict):
 class InputMessage(Strict, tag_field="type", tag="message"):
     """A message. id, status and phase: copied from an answer; without effect."""
 
+    optional_tag = True
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputPart]
     id: ShortText | None = None
@@ -85,6 +85,7 @@ class InputReasoning(Strict, tag_field="type", tag="reasoning"):
 
 
 InputItem = InputMessage | InputCall | InputResult | InputReasoning
+_ItemList = msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)
 
 
 class ResponsesTool(Strict):
@@ -120,23 +121,7 @@ class Reasoning(Strict):
     generate_summary: ShortText | None = None
 
 
-class TextFormat(Strict, omit_defaults=True):
-    """The format of the answer. name, description and strict of a schema have no effect.
-
-    format, or structures and triggers: of structural_tag, as in chats.
-    """
-
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
-    name: ShortText | None = None
-    schema: dict[str, Any] | None = None
-    description: str | None = None
-    strict: bool | None = None
-    format: dict[str, Any] | None = None
-    structures: list[StructuralTag] | None = None
-    triggers: list[str] | None = None
-
-
-# which of its fields belong to one type alone
+# which fields of a TextFormat belong to one type alone
 FORMAT_FIELDS = {
     "schema": "json_schema",
     **dict.fromkeys(("format", "structures", "triggers"), "structural_tag"),
@@ -154,6 +139,23 @@ TEXT_FORMAT_VARIANTS: tuple[dict[str, Any], ...] = (
     _format_variant("json_schema", schema={"type": "object"}),
     *map(_format_variant, ("text", "json_object", "structural_tag")),
 )
+
+
+class TextFormat(Strict, omit_defaults=True):
+    """The format of the answer. name, description and strict of a schema have no effect.
+
+    format, or structures and triggers: of structural_tag, as in chats.
+    """
+
+    variants = TEXT_FORMAT_VARIANTS
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    name: ShortText | None = None
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+    format: dict[str, Any] | None = None
+    structures: list[StructuralTag] | None = None
+    triggers: list[str] | None = None
 
 
 class TextConfig(Strict, omit_defaults=True):
@@ -194,8 +196,14 @@ class ResponsesRequest(RequestBody, kw_only=True, dict=True):
     values have no effect. Fields after top_logprobs are those of a chat.
     """
 
+    neutral: ClassVar = {
+        "access_programs": (None, {}),
+        "background_options": (None, {}),
+        "prompt": (None,),
+    }
+    raw_types: ClassVar = {"input": (str, Annotated[list[InputItem], _ItemList])}
     model: str | None = None
-    input: str | Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
+    input: str | Annotated[list[msgspec.Raw], _ItemList]
     instructions: str | None = None
     max_output_tokens: field_bounds.TokenLimit | None = None
     temperature: field_bounds.Temperature | None = None
@@ -233,11 +241,6 @@ class ResponsesRequest(RequestBody, kw_only=True, dict=True):
     timings_per_token: bool | None = None
 
 
-RESPONSES_REFUSED: strict_json.NeutralValues = {
-    "access_programs": (None, {}),
-    "background_options": (None, {}),
-    "prompt": (None,),
-}
 _OWN_KINDS = ("tools", "tool_choice", "metadata", "stream_options")  # of other types in chats
 # fields that a ChatRequest has, too
 AS_IN_CHATS = tuple(
@@ -247,14 +250,7 @@ AS_IN_CHATS = tuple(
 )
 LOGPROBS = "message.output_text.logprobs"  # a value of include
 
-_decoder = msgspec.json.Decoder(ResponsesRequest)
 _item_decoder: msgspec.json.Decoder[InputItem] = msgspec.json.Decoder(InputItem)
-
-
-def parse(data: bytes) -> ResponsesRequest:
-    """Decode a body. Raises InvalidRequestError."""
-    request, _ = read_body(data, _decoder, RESPONSES_REFUSED)
-    return request
 
 
 def check_background(request: ResponsesRequest) -> None:
@@ -273,15 +269,3 @@ def read_item(raw: msgspec.Raw, where: str) -> InputItem:
     if data.startswith(b"{") and (names := strict_json.read_names(data)) and "type" not in names:
         data = b'{"type":"message",' + data[1:]
     return strict_json.decode(data, _item_decoder, path=where)
-
-
-_ItemList = msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)
-RESPONSES_RULES = (
-    StructRules(
-        struct=ResponsesRequest,
-        neutral=neutral_values(ResponsesRequest, RESPONSES_REFUSED),
-        raw={"input": (str, Annotated[list[InputItem], _ItemList])},
-    ),
-    StructRules(struct=InputMessage, optional_tag=True),
-    StructRules(struct=TextFormat, variants=TEXT_FORMAT_VARIANTS),
-)

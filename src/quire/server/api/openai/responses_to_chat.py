@@ -8,17 +8,10 @@ import msgspec
 
 from quire.errors import invalid_value
 from quire.server.api.common import response_format
-from quire.server.api.common.chat_messages import CalledFunction, Message, TextPart, ToolCall
+from quire.server.api.common.chat_messages import Message, TextPart, ToolCall
 from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.generation_request import NO_PADDING, NO_PROGRESS
-from quire.server.api.common.tool_definitions import (
-    ALL_ARE_SHOWN,
-    Function,
-    FunctionChoice,
-    NamedChoice,
-    Tool,
-    ToolChoice,
-)
+from quire.server.api.common.tool_definitions import ALL_ARE_SHOWN, NamedChoice, Tool, ToolChoice
 from quire.server.api.openai.responses_request import (
     AS_IN_CHATS,
     FORMAT_FIELDS,
@@ -29,8 +22,8 @@ from quire.server.api.openai.responses_request import (
     InputPart,
     InputReasoning,
     InputResult,
+    Reasoning,
     ResponsesRequest,
-    ResponsesTool,
     ResponsesToolChoice,
     TextFormat,
     read_item,
@@ -57,17 +50,16 @@ def to_chat(request: ResponsesRequest, previous: Sequence[msgspec.Raw] = ()) -> 
     Raises InvalidRequestError.
     """
     includes_logprobs, origins = LOGPROBS in (request.include or ()), Origins()
+    tools, reasoning = request.tools or (), request.reasoning or Reasoning()
     chat = ChatRequest(
         **{name: getattr(request, name) for name in AS_IN_CHATS},
         messages=_messages(request, previous, origins),
         logprobs=includes_logprobs or request.top_logprobs is not None,
         max_completion_tokens=request.max_output_tokens,
-        tools=[_tool(tool) for tool in request.tools or ()] or None,
+        tools=[Tool.of(t.name, t.description, t.parameters, t.strict) for t in tools] or None,
         tool_choice=_choice(request.tool_choice),
-        reasoning_effort=request.reasoning.effort if request.reasoning is not None else None,
-        thinking_token_budget=request.reasoning.max_tokens
-        if request.reasoning is not None
-        else None,
+        reasoning_effort=reasoning.effort,
+        thinking_token_budget=reasoning.max_tokens,
         response_format=_response_format(request.text.format if request.text is not None else None),
     )
     chat.take_over(request)
@@ -81,10 +73,9 @@ def _without_effect(request: ResponsesRequest) -> Iterator[str]:
         yield "text.verbosity has no effect: the length of an answer is the model's choice"
     if any(tool.defer_loading for tool in request.tools or ()):
         yield ALL_ARE_SHOWN
-    if request.reasoning is not None:
-        for name in ("summary", "generate_summary"):
-            if getattr(request.reasoning, name) is not None:
-                yield f"reasoning.{name} has no effect: the reasoning itself is returned"
+    for name in ("summary", "generate_summary"):
+        if getattr(request.reasoning, name, None) is not None:
+            yield f"reasoning.{name} has no effect: the reasoning itself is returned"
     for name in request.include or ():
         if name != LOGPROBS:
             yield f"include: {name!r} has no effect: there is nothing of the kind"
@@ -153,8 +144,7 @@ def _add(item: InputItem, message: Message) -> None:
             reasoning = "".join(part.text for part in item.content or ())
             message.reasoning_content = (message.reasoning_content or "") + reasoning
         case InputCall():
-            function = CalledFunction(name=item.name, arguments=item.arguments)
-            call = ToolCall(id=item.call_id, function=function)
+            call = ToolCall.of(item.call_id, item.name, item.arguments)
             message.tool_calls = [*(message.tool_calls or ()), call]
         case InputMessage():
             message.content = _content(item.content)
@@ -173,19 +163,9 @@ def _content(content: str | list[InputPart]) -> str | list[TextPart]:
     return [TextPart(type="text", text=part.text) for part in content]
 
 
-def _tool(tool: ResponsesTool) -> Tool:
-    function = Function(
-        name=tool.name,
-        description=tool.description,
-        parameters=tool.parameters,
-        strict=tool.strict,
-    )
-    return Tool(type="function", function=function)
-
-
 def _choice(choice: str | ResponsesToolChoice | None) -> ToolChoice | None:
     if isinstance(choice, ResponsesToolChoice):
-        return NamedChoice(type="function", function=FunctionChoice(name=choice.name))
+        return NamedChoice.of(choice.name)
     return choice
 
 

@@ -12,13 +12,11 @@ from operator import mul
 from typing import Annotated, Literal
 
 import msgspec
-from starlette.types import Send
 
 from quire.errors import invalid_value, one_of_two
 from quire.server.api.common import route_rules
 from quire.server.api.common.embedding_job import (
     MAX_INPUTS,
-    EmbeddingJob,
     PoolingFields,
     Text,
     Texts,
@@ -26,31 +24,37 @@ from quire.server.api.common.embedding_job import (
 )
 from quire.server.api.common.embedding_runner import (
     EmbeddedInput,
-    embed_all,
-    encode_vectors,
-    start_embedding,
+    EmbeddingJob,
+    EncodedReply,
+    answer_embedding,
 )
+from quire.server.api.common.generation_job import Job
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
-from quire.server.api.common.request_gate import RequestContext
+from quire.server.api.common.prompt_types import ContentText
 from quire.server.api.openai.embeddings_reply import EmbeddingUsage
-from quire.server.http.http_errors import send_complete
-from quire.server.http.openapi_entry import PostEntry, StructRules
-from quire.server.http.request_body import neutral_values, read_body
+from quire.server.http.openapi_entry import PostEntry
+from quire.server.http.request_body import read_body
 from quire.server.model_registry import ModelRegistry, RegisteredModel
+
+_NULL = {"type": "null"}
+_WITH_TEXT = {"anyOf": [{"required": [name]} for name in ("text", "content")]}
+Document = Annotated[dict[str, str | list[ContentText]], msgspec.Meta(extra_json_schema=_WITH_TEXT)]
+"""An object with its text, as Jina's and Cohere's clients send it, or with its parts, as vLLM's.
+
+Other fields are its client's own, which are not read and given back.
+"""
+Input = Text | Document
+Inputs = Input | Annotated[list[Input], msgspec.Meta(min_length=1, max_length=MAX_INPUTS)]
 
 
 class ScoreRequest(PoolingFields, kw_only=True, dict=True):
     """Body of /v1/score: queries and documents, or under their older names text_1 and text_2."""
 
-    queries: Text | Texts | None = None
-    documents: Text | Texts | None = None
-    text_1: Text | Texts | None = None
-    text_2: Text | Texts | None = None
-
-
-Document = Annotated[dict[str, str], msgspec.Meta(extra_json_schema={"required": ["text"]})]
-"""A text with fields of its client's own, which are not read and given back."""
+    queries: Inputs | None = None
+    documents: Inputs | None = None
+    text_1: Inputs | None = None
+    text_2: Inputs | None = None
 
 
 class RerankRequest(PoolingFields, kw_only=True, dict=True):
@@ -60,10 +64,12 @@ class RerankRequest(PoolingFields, kw_only=True, dict=True):
     documents under TEI's name, whose reply is a list; return_text: with texts.
     """
 
-    query: Text
-    documents: (
-        Annotated[list[Text | Document], msgspec.Meta(min_length=1, max_length=MAX_INPUTS)] | None
-    ) = None
+    variants = tuple(
+        {"required": [name], "properties": {name: {"not": _NULL}, other: _NULL}}
+        for name, other in (("documents", "texts"), ("texts", "documents"))
+    )
+    query: Input
+    documents: Inputs | None = None
     rank_fields: list[Literal["text"]] | None = None
     texts: Texts | None = None
     top_n: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
@@ -115,20 +121,9 @@ class TextScore(msgspec.Struct, kw_only=True, omit_defaults=True):
     text: str | None = None
 
 
-class ScoreJob(EmbeddingJob, frozen=True):
-    """An EmbeddingJob whose prompts are the queries, then the documents."""
-
-    num_queries: int
-    rerank: RerankRequest | None = None
-
-
-_score_decoder = msgspec.json.Decoder(ScoreRequest)
-_rerank_decoder = msgspec.json.Decoder(RerankRequest)
-
-
-def prepare_score(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
+def prepare_score(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
     """Decode a body of /v1/score and check all of its texts. Raises InvalidRequestError."""
-    request, _ = read_body(data, _score_decoder)
+    request = read_body(data, ScoreRequest)
     query_field, queries = _one_of(request, "queries", "text_1")
     names = ("text_2", "documents") if query_field == "text_1" else ("documents", "text_2")
     field, documents = _one_of(request, *names)
@@ -140,16 +135,16 @@ def prepare_score(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
     return (yield from _job("score", model, request, {query_field: queries, field: documents}))
 
 
-def prepare_rerank(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
+def prepare_rerank(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
     """Decode a body of /v1/rerank and check all of its texts. Raises InvalidRequestError."""
-    request, _ = read_body(data, _rerank_decoder)
+    request = read_body(data, RerankRequest)
     field, documents = _one_of(request, "documents", "texts")
     for name, needed in (("return_text", "texts"), ("return_documents", "documents")):
         if getattr(request, name) and field != needed:
             request.note_no_effect(f"{name} has no effect: it goes with {needed}")
     model = models.find(request.model)
     yield
-    texts = {"query": [request.query], field: documents}
+    texts = {"query": [_text(request.query, "query")], field: documents}
     return (yield from _job("rerank", model, request, texts))
 
 
@@ -159,15 +154,17 @@ def _one_of(request: PoolingFields, name: str, other: str) -> tuple[str, list[st
     if len(given) != 1:
         raise one_of_two(name, other, is_missing=not given)
     field, found = given[0]
-    texts = [found] if isinstance(found, str) else found
-    return field, [_text(each, f"{field}[{index}]") for index, each in enumerate(texts)]
+    if not isinstance(found, list):
+        return field, [_text(found, field)]
+    return field, [_text(each, f"{field}[{index}]") for index, each in enumerate(found)]
 
 
-def _text(document: str | dict[str, str], where: str) -> str:
-    """The text of a document. where: its place in the body."""
-    if isinstance(document, str):
-        return document
-    if text := document.get("text"):
+def _text(given: Input, where: str) -> str:
+    """The text of an input; parts are joined by line ends. where: its place in the body."""
+    if isinstance(given, str):
+        return given
+    found = given.get("text") or given.get("content") or ""
+    if text := found if isinstance(found, str) else "\n".join(part.text for part in found):
         return text
     problem = "it has no text; send a text, or an object with its text as text"
     raise invalid_value(where, problem)
@@ -178,26 +175,27 @@ def _job(
     model: RegisteredModel,
     request: PoolingFields,
     texts: dict[str, list[str]],
-) -> Stages[ScoreJob]:
-    """The score job of a request, in stages. texts: by field, the queries first."""
+) -> Stages[EmbeddingJob]:
+    """The job of a request, in stages. texts: by field, the queries first."""
     (query_field, queries), (field, documents) = texts.items()
     pooling = model.engine.info.pooling.changed(normalize=True)
     fields = [(query_field, len(queries)), (field, len(documents))]
-    inputs = [*queries, *documents]
-    job = yield from make_embedding_job(prefix, model, request, inputs, pooling, fields)
-    rerank = request if isinstance(request, RerankRequest) else None
-    return ScoreJob(job, pooling, len(queries), rerank)
+    inputs, encode = [*queries, *documents], partial(_encoded, request, len(queries))
+    return make_embedding_job(prefix, model, request, inputs, pooling, encode, fields)
 
 
-async def answer(request: ScoreJob, context: RequestContext, send: Send) -> None:
-    """Embed all texts and send the scores. Raises only while nothing has been sent."""
-    admitted = start_embedding(request.job, context)
-    async with context.deadline.enforced():
-        outputs = await embed_all(admitted, request.pooling, context.usage)
-    scores = await encode_vectors(partial(_cosines, num_queries=request.num_queries), outputs)
-    usage = EmbeddingUsage.of(outputs)
-    reply = _rerank_reply if request.rerank is not None else _score_reply
-    await send_complete(send, 200, msgspec.json.encode(reply(request, scores, usage)))
+def _encoded(
+    request: PoolingFields, num_queries: int, job: Job, outputs: Sequence[EmbeddedInput]
+) -> EncodedReply:
+    """The reply with the scores. outputs: of the queries, then of the documents."""
+    scores, usage = _cosines(outputs, num_queries), EmbeddingUsage.of(outputs)
+    if isinstance(request, RerankRequest):
+        return EncodedReply(msgspec.json.encode(_rerank_reply(request, job, scores, usage)))
+    data = [ScoreItem(index=index, score=score) for index, score in enumerate(scores)]
+    reply = ScoreReply(
+        id=job.reply_id, created=job.created, model=job.model, data=data, usage=usage
+    )
+    return EncodedReply(msgspec.json.encode(reply))
 
 
 def _cosines(outputs: Sequence[EmbeddedInput], num_queries: int) -> list[float]:
@@ -208,17 +206,9 @@ def _cosines(outputs: Sequence[EmbeddedInput], num_queries: int) -> list[float]:
     return [sum(map(mul, query, document)) for query, document in pairs]
 
 
-def _score_reply(request: ScoreJob, scores: list[float], usage: EmbeddingUsage) -> ScoreReply:
-    job = request.job
-    data = [ScoreItem(index=index, score=score) for index, score in enumerate(scores)]
-    return ScoreReply(id=job.reply_id, created=job.created, model=job.model, data=data, usage=usage)
-
-
 def _rerank_reply(
-    request: ScoreJob, scores: list[float], usage: EmbeddingUsage
+    asked: RerankRequest, job: Job, scores: list[float], usage: EmbeddingUsage
 ) -> RerankReply | list[TextScore]:
-    asked = request.rerank
-    assert asked is not None, "only /v1/rerank is answered here"
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n or None]
     if asked.documents is None:
         texts = asked.texts if asked.return_text else None
@@ -226,71 +216,62 @@ def _rerank_reply(
             TextScore(index=index, score=scores[index], text=texts[index] if texts else None)
             for index in order
         ]
-    documents = asked.documents if asked.return_documents is not False else None
+    documents = asked.documents if isinstance(asked.documents, list) else [asked.documents]
     results = [
         RerankResult(
             index=index,
-            document=None if documents is None else _shown(documents[index]),
+            document=None if asked.return_documents is False else _shown(documents[index]),
             relevance_score=scores[index],
         )
         for index in order
     ]
-    return RerankReply(
-        id=request.job.reply_id, model=request.job.model, usage=usage, results=results
-    )
+    return RerankReply(id=job.reply_id, model=job.model, usage=usage, results=results)
 
 
-def _shown(document: str | dict[str, str]) -> dict[str, str]:
-    return {"text": document} if isinstance(document, str) else document
+def _shown(document: Input) -> Document:
+    """A document in the reply; one of parts has its text."""
+    if isinstance(document, dict) and "text" in document:
+        return document
+    return {"text": _text(document, "documents")}
 
 
 _RULES = (
     route_rules.MODEL,
     route_rules.PRIORITY,
+    "An object has its text, which is not empty, as `text`, or as text or text parts in `content`.",
     "Each text has at least one token and fits the model's context and the KV cache.",
 )
 
 
-def _score_route(path: str) -> GenerationRoute[ScoreJob]:
+def _score_route(path: str) -> GenerationRoute[EmbeddingJob]:
     entry = PostEntry(
-        path=path,
-        summary="How alike the texts of each pair are.",
+        path,
+        "How alike the texts of each pair are.",
         rules=(
             *_RULES,
             "`queries` (or `text_1`) has one text, or as many as `documents` (or `text_2`).",
         ),
         example={"queries": "red shoes", "documents": ["crimson boots", "a blue bag"]},
         body=ScoreRequest,
-        struct_rules=(StructRules(struct=ScoreRequest, neutral=neutral_values(ScoreRequest)),),
         reply=ScoreReply,
     )
-    return GenerationRoute(entry, prepare_score, answer)
+    return GenerationRoute(entry, prepare_score, answer_embedding)
 
 
-def _rerank_route(path: str) -> GenerationRoute[ScoreJob]:
-    rules = StructRules(
-        struct=RerankRequest,
-        neutral=neutral_values(RerankRequest),
-        variants=[
-            {"required": [name], "properties": {name: {"type": "array"}, other: {"type": "null"}}}
-            for name, other in (("documents", "texts"), ("texts", "documents"))
-        ],
-    )
+def _rerank_route(path: str) -> GenerationRoute[EmbeddingJob]:
     entry = PostEntry(
-        path=path,
-        summary="Documents by how alike they are to a query.",
+        path,
+        "Documents by how alike they are to a query.",
         rules=(
             *_RULES,
-            "A document that is an object has its text, which is not empty, as `text`.",
             "With `texts` for `documents` the reply is TEI's list of indices and scores.",
         ),
         example={"query": "red shoes", "documents": ["crimson boots", "a blue bag"], "top_n": 1},
         body=RerankRequest,
-        struct_rules=(rules,),
         reply=RerankReply,
         items=TextScore,
     )
-    return GenerationRoute(entry, prepare_rerank, answer)
+    return GenerationRoute(entry, prepare_rerank, answer_embedding)
 
 
 # each under the paths that clients of vLLM, Jina, Cohere and llama.cpp use

@@ -12,7 +12,6 @@ from starlette.responses import Response as HttpResponse
 
 from quire.errors import invalid_value
 from quire.server.api.common.request_gate import RequestGate, caller_of
-from quire.server.api.openai.background_responses import cancelled, failed, is_background
 from quire.server.api.openai.response_store import ResponseStore, StoredResponse
 from quire.server.api.openai.responses_reply import Response
 from quire.server.http.http_errors import HttpError
@@ -69,13 +68,11 @@ class StoredResponsesRoutes:
         return [
             ApiRoute(
                 self.response,
+                OpenApiEntry(_PATH, "A stored response.", reply=Response, errors=_ERRORS),
                 OpenApiEntry(
-                    path=_PATH, summary="A stored response.", reply=Response, errors=_ERRORS
-                ),
-                OpenApiEntry(
-                    path=_PATH,
+                    _PATH,
+                    "Delete a stored response.",
                     method="delete",
-                    summary="Delete a stored response.",
                     reply=DeletedResponse,
                     errors=_ERRORS,
                 ),
@@ -83,8 +80,8 @@ class StoredResponsesRoutes:
             ApiRoute(
                 self.input_items,
                 OpenApiEntry(
-                    path=f"{_PATH}/input_items",
-                    summary="The input items of a stored response, earlier turns included.",
+                    f"{_PATH}/input_items",
+                    "The input items of a stored response, earlier turns included.",
                     rules=("The query may have `limit` (1 to 100), `order` and `after`.",),
                     reply=ItemList,
                     errors=_ERRORS,
@@ -93,9 +90,9 @@ class StoredResponsesRoutes:
             ApiRoute(
                 self.cancel,
                 OpenApiEntry(
-                    path=f"{_PATH}/cancel",
+                    f"{_PATH}/cancel",
+                    "Cancel a response that runs in the background.",
                     method="post",
-                    summary="Cancel a response that runs in the background.",
                     reply=Response,
                     errors=_ERRORS,
                 ),
@@ -131,11 +128,11 @@ class StoredResponsesRoutes:
 
     def _cancelled(self, request: Request) -> bytes:
         found = self._found(request).reply
-        reply = cancelled(found)
+        reply = _with_fields(found, status="cancelled")
         key = (request.path_params["response_id"], request.state.tenant)
         if self._store.replace_running(*key, reply):
             return reply
-        if not is_background(found):
+        if not msgspec.json.decode(found).get("background"):
             raise HttpError(400, "Cannot cancel a synchronous response.", code="invalid_value")
         return self._found(request).reply  # it has ended, perhaps just now
 
@@ -166,9 +163,16 @@ class StoredResponsesRoutes:
             raise _not_found(response_id)
         if stored.is_abandoned:
             key = (response_id, request.state.tenant)
-            self._store.replace_running(*key, failed(stored.reply))
+            error = {"code": "server_error", "message": "its server process ended; send it again"}
+            reply = _with_fields(stored.reply, status="failed", error=error)
+            self._store.replace_running(*key, reply)
             return self._store.get(*key) or stored
         return stored
+
+
+def _with_fields(reply: bytes, **changed: Any) -> bytes:
+    """The JSON of a response with other values of fields."""
+    return msgspec.json.encode({**msgspec.json.decode(reply), **changed})
 
 
 def _items_after(item_id: str, items: list[msgspec.Raw]) -> list[msgspec.Raw]:

@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from quire.engine.frontend.prompt_encoding import Encoding, counting, token_ids_of
 from quire.errors import invalid_value, one_of_two
 from quire.server.api.common import chat_request, conversation, route_rules
-from quire.server.api.common.chat_messages import MESSAGE_RULES
 from quire.server.api.common.model_route import LightReply, LightRoute
 from quire.server.api.common.tool_definitions import Tools
-from quire.server.http import field_bounds, strict_json
-from quire.server.http.openapi_entry import PostEntry, StructRules
-from quire.server.http.request_body import RequestBody, neutral_values, read_body
+from quire.server.http import field_bounds
+from quire.server.http.openapi_entry import PostEntry
+from quire.server.http.request_body import RequestBody, read_body
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.tokenizer.tokenizer import Tokenizer
+
+_CHAT_FIELDS = (*chat_request.CHAT_FIELDS, "tools")
+TOKENIZE_VARIANTS: tuple[dict[str, Any], ...] = (  # a prompt or messages, as JSON Schema
+    {
+        "required": ["prompt"],
+        "properties": {"prompt": {"type": "string"}, "content": {"type": "null"}}
+        | {name: {"type": "null"} for name in _CHAT_FIELDS},
+    },
+    {
+        "required": ["content"],
+        "properties": {"content": {"type": "string"}}
+        | {name: {"type": "null"} for name in ("prompt", *_CHAT_FIELDS)},
+    },
+    {
+        "required": ["messages"],
+        "properties": {
+            "prompt": {"type": "null"},
+            "content": {"type": "null"},
+            "messages": {"type": "array"},
+        },
+    },
+)
 
 
 class TokenizeRequest(RequestBody, kw_only=True, dict=True):
@@ -29,6 +50,8 @@ class TokenizeRequest(RequestBody, kw_only=True, dict=True):
     with_pieces: each token as an object with its text.
     """
 
+    neutral: ClassVar = {"chat_template": (None,)}
+    variants = TOKENIZE_VARIANTS
     model: str | None = None
     prompt: str | None = None
     messages: chat_request.Messages | None = None
@@ -77,37 +100,10 @@ class DetokenizeReply(msgspec.Struct):
     content: str | msgspec.UnsetType = msgspec.UNSET
 
 
-TOKENIZE_REFUSED: strict_json.NeutralValues = {"chat_template": (None,)}
-
-_CHAT_FIELDS = (*chat_request.CHAT_FIELDS, "tools")
-TOKENIZE_VARIANTS: tuple[dict[str, Any], ...] = (  # a prompt or messages, as JSON Schema
-    {
-        "required": ["prompt"],
-        "properties": {"prompt": {"type": "string"}, "content": {"type": "null"}}
-        | {name: {"type": "null"} for name in _CHAT_FIELDS},
-    },
-    {
-        "required": ["content"],
-        "properties": {"content": {"type": "string"}}
-        | {name: {"type": "null"} for name in ("prompt", *_CHAT_FIELDS)},
-    },
-    {
-        "required": ["messages"],
-        "properties": {
-            "prompt": {"type": "null"},
-            "content": {"type": "null"},
-            "messages": {"type": "array"},
-        },
-    },
-)
-_tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
-_detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
-
-
 def tokenize(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply to a body. Raises InvalidRequestError."""
     check = partial(_check_length, models)
-    request, _ = read_body(data, _tokenize_decoder, TOKENIZE_REFUSED, check=check)
+    request = read_body(data, TokenizeRequest, check)
     model = models.find(request.model)
     _read_content(request)
     tokens = _tokens(request, model)
@@ -125,7 +121,7 @@ def tokenize(data: bytes, models: ModelRegistry) -> LightReply:
 
 def detokenize(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply to a body. Raises InvalidRequestError, also for an id without a token."""
-    request, _ = read_body(data, _detokenize_decoder)
+    request = read_body(data, DetokenizeRequest)
     engine = models.find(request.model).engine
     tokenizer, most = engine.tokenizer, counting(engine.info.limits).max_model_len
     if len(request.tokens) > most:
@@ -188,20 +184,13 @@ def _tokens(request: TokenizeRequest, model: RegisteredModel) -> list[int]:
     return token_ids
 
 
-_TOKENIZE_RULES = StructRules(
-    struct=TokenizeRequest,
-    neutral=neutral_values(TokenizeRequest, TOKENIZE_REFUSED),
-    variants=TOKENIZE_VARIANTS,
-)
-
 TOKENIZE_ROUTE = LightRoute(
     PostEntry(
-        path="/tokenize",
-        summary="Text to token ids.",
+        "/tokenize",
+        "Text to token ids.",
         rules=(route_rules.MODEL, *route_rules.CHAT),
         example={"prompt": "hello", "return_token_strs": True},
         body=TokenizeRequest,
-        struct_rules=(_TOKENIZE_RULES, *MESSAGE_RULES),
         reply=TokenizeReply,
     ),
     tokenize,
@@ -209,8 +198,8 @@ TOKENIZE_ROUTE = LightRoute(
 
 DETOKENIZE_ROUTE = LightRoute(
     PostEntry(
-        path="/detokenize",
-        summary="Token ids to text.",
+        "/detokenize",
+        "Token ids to text.",
         rules=(route_rules.MODEL, "Each of `tokens` is the id of a token."),
         example={"tokens": [1685, 413, 1266]},
         body=DetokenizeRequest,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.server.parsing.choose_parsers import choose_parsers
+from quire.server.parsing.tool_parsers import choose_parsers
 
 QWEN3 = "{%- for tool in tools %}...<tool_call>\\n{\\\"name\\\"...'<think>\\n\\n</think>\\n\\n'"
 CODER = "<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>"
