@@ -234,7 +234,17 @@ def test_any_bytes_are_answered(body: bytes) -> None:
         (
             "responses",
             {"input": "a", "tools": [{"type": "web_search_20250305"}]},
-            "function, not 'web_search_20250305'; clients run the tools; send functions",
+            "function, not 'web_search_20250305'; clients run the tools; leave it out, or send",
+        ),
+        (
+            "responses",
+            {"input": "a", "tools": [{"type": "custom", "name": "apply_patch"}]},
+            "function, not 'custom'; models learn a tool from its schema; send it as a function",
+        ),
+        (
+            "messages",
+            {"tools": [{"name": "bash", "type": "bash_20250124"}]},
+            "custom, not 'bash_20250124'; models learn a tool from its schema; send it as",
         ),
         (
             "responses",
