@@ -120,6 +120,16 @@ def test_a_list_prompt_may_repeat_other_texts(app: Starlette, engine: FakeEngine
     assert engine.calls[0]["ids"] == list(range(100))
 
 
+@pytest.mark.parametrize("spaces", [(",", ":"), (", ", ": "), (" , ", " : ")], ids=str)
+@pytest.mark.parametrize("options", [{"include_usage": True, "a": None}, {"": None}])
+def test_a_null_under_an_unknown_name_is_taken_beside_a_list_however_it_is_spaced(
+    app: Starlette, spaces: tuple[str, str], options: dict[str, object]
+) -> None:
+    fields = {"prompt": ["a", "b"], "stream": True, "stream_options": options}
+    body = json.dumps(fields, separators=spaces).encode()
+    assert call(app, "/v1/completions", body).status == 200
+
+
 @pytest.mark.parametrize(
     "text", ["\x00", "\u2028", "\u202eabc", "e" + "\u0301" * 500, "👩‍👩‍👧‍👦", "\ufffe", "\ufeffa"]
 )
