@@ -211,6 +211,7 @@ def test_messages_name_what_exists() -> None:
         "reasoning_effort", "continue_final_message", "adaptive_target", "return_token_ids",
         "structural_tag", "add_request", "add_special_tokens", "top_n_sigma", "typ_p",
         "smoothing_factor", "sampling_params", "truncate_prompt_tokens", "on_output",
+            "previous_response_id",
     }  # fmt: skip
     for _, row in ROWS:
         for word in re.findall(r"\b[a-z]+_[a-z_]+\b", f"{row.text} {row.fix}"):

@@ -116,6 +116,9 @@ def test_a_report_of_other_weights_is_no_report_of_these(folders: tuple[Path, Pa
     with pytest.raises(CheckpointError, match="not of these weights"):
         start(folders[1], "report")
     assert start(folders[1], "off") is None
+    path.write_text("{")  # which no download has
+    with pytest.raises(CheckpointError, match=r"JSON; run `quire verify BASE .* again, or remove"):
+        start(folders[1], "report")
 
 
 def test_a_report_of_weights_of_the_same_size_is_refused(

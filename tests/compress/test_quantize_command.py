@@ -165,6 +165,10 @@ def test_a_smaller_measurement_does_not_replace_a_larger_one(
     problem = "the stored report is of 128 tokens of text, this one of 64"
     assert f"note: {problem}, so this one will not be stored; to store it use --repl" in said.err
     assert f"not stored in {out / 'quire_quality.json'}: {problem}" in said.out
+    assert verify.run([*command, "--quality-limits", "perplexity=-0.9"]) == 1
+    said = capsys.readouterr()
+    assert "FAILED: perplexity" in said.out
+    assert "refuses these weights" not in said.out  # serving goes by the stored report
     assert stored == {name: (out / name).read_bytes() for name in stored}
     verify.run([*command, "--replace-report"])
     assert f"\nstored in {out / 'quire_quality.json'}" in capsys.readouterr().out

@@ -9,13 +9,16 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tiny_models import FAMILIES, SAMPLES, SIZES, quantize, write_model
+from torch import Tensor
 
 from quire.cli.quality_table import print_report
 from quire.compress import shard_files
@@ -36,6 +39,7 @@ from quire.models.config.pooling_config import DEFAULT_FOLDER, read_pooling
 from quire.models.loading.loader import load_unsaved
 
 CPU = torch.device("cpu")
+_DOWN = "model.layers.1.mlp.down_proj.weight"
 CODEBOOKS = {"nf4": NF4.spec, "mxfp4": MXFP4.spec}
 
 
@@ -250,6 +254,29 @@ def test_a_run_that_has_lost_a_file_is_not_finished(base: Path, tmp_path: Path) 
     assert run.is_finished
     run.files.path(1).unlink()
     assert not run.is_finished
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop(_DOWN), f"missing: {_DOWN};"),
+        (lambda tensors: tensors.pop("model.norm.weight"), "missing: model.norm.weight;"),
+        (lambda tensors: tensors.update(more=torch.ones(1)), "left over: more;"),
+        (lambda tensors: tensors.update({_DOWN: torch.ones(64, 95)}), "its shape is .64, 95., but"),
+        (lambda tensors: tensors.update({_DOWN: tensors[_DOWN].int()}), f"{_DOWN} .*dtype is I32"),
+    ],
+    ids=["missing", "norm", "left_over", "shape", "dtype"],
+)
+def test_a_base_model_that_cannot_be_loaded_is_refused_before_the_first_layer(
+    base: Path, tmp_path: Path, change: Callable[[dict[str, Tensor]], Any], message: str
+) -> None:
+    spoiled = shutil.copytree(base, tmp_path / "base")
+    tensors = load_file(spoiled / "model.safetensors")
+    change(tensors)
+    save_file(tensors, spoiled / "model.safetensors")
+    with pytest.raises(CheckpointError, match=message):
+        quantize(spoiled, tmp_path / "out", Recipe(method="rtn", group_size=32))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_with_other_settings_is_refused(base: Path, tmp_path: Path) -> None:

@@ -200,7 +200,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"json": {"type": "text"}}, "text"),
     ({"json": {"type": 3}}, ""),
     ({"json": {"not": {"type": "string"}}}, "not"),
-    ({"json": {"type": "string", "format": "colour"}}, "colour"),
+    ({"json": {"type": "string", "format": "regex"}}, "cannot be enforced: regex; remove them"),
+    ({"json": {"type": "object", "propertyNames": {"minLength": 2}}}, "propertyNames"),
     ({"json": {"type": "string", "pattern": "(?=a)b"}}, "look-around"),
     ({"json": {"type": "integer", "multipleOf": 1_000_003}}, "multipleOf"),
     ({"json": {"x-guidance": {"lenient": True}, "not": {}}}, "x-guidance"),
@@ -414,7 +415,8 @@ def test_tokens_that_the_model_does_not_have_are_not_offered(tokenizer: Tokenize
 
 
 def test_words_that_are_no_keywords_constrain_nothing(compiler: GrammarCompiler) -> None:
-    for word in ("not_a_keyword", "x-order", "discriminator"):
-        outputs = StructuredOutputs(json={"type": "boolean", word: 1})
+    words = {"not_a_keyword": 1, "x-order": 1, "discriminator": 1, "format": "binary"}
+    for word, value in words.items():
+        outputs = StructuredOutputs(json={"type": "boolean", word: value})
         plain = StructuredOutputs(json={"type": "boolean"})
         assert allowed_ids(compiler.matcher(outputs)) == allowed_ids(compiler.matcher(plain))

@@ -205,7 +205,12 @@ def test_a_field_of_another_route_says_where_it_belongs(
         ("/v1/responses", "mirostat", "use top_p, top_k or min_p"),
         ("/v1/embeddings", "mirostat", "leave it out"),
         ("/v1/embeddings", "n_probs", "leave it out"),
-        ("/v1/embeddings", "conversation", "send the whole conversation"),
+        ("/v1/embeddings", "conversation", "leave it out"),
+        (
+            "/v1/responses",
+            "conversation",
+            "use previous_response_id, or send the whole conversation",
+        ),
     ],
 )
 def test_advice_names_fields_that_the_route_has(

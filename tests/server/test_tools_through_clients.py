@@ -71,3 +71,22 @@ def test_anthropic(web: httpx2.AsyncClient) -> None:
         assert message.stop_reason == "tool_use"
 
     asyncio.run(talk())
+
+
+def test_a_conversation_that_the_server_should_hold_is_sent_whole(web: httpx2.AsyncClient) -> None:
+    @anthropic.beta_async_tool
+    async def look(at: str) -> str:
+        """Look at something."""
+        return f"{at} is there"
+
+    async def talk() -> None:
+        async with anthropic.AsyncAnthropic(
+            base_url="http://test", api_key="k", http_client=web
+        ) as client:
+            runner = client.beta.messages.tool_runner(
+                model="fake", messages=HELLO, max_tokens=100, tools=[look], max_iterations=2
+            )
+            messages = [message async for message in runner]
+        assert [message.stop_reason for message in messages] == ["tool_use", "tool_use"]
+
+    asyncio.run(talk())

@@ -178,7 +178,7 @@ def print_result(
     else:
         from quire.cli.quality_table import print_report
 
-        print_report(report)
+        print_report(report, is_stored=problem is None)
         file = quantized / QUALITY_FILE
         print(f"stored in {file}" if problem is None else f"not stored in {file}: {problem}")
     return 0 if report["passed"] else 1

@@ -11,6 +11,8 @@ _NO_PAUSE = "answers are not paused; /sleep and /wake_up are on a port of their 
 _SHOWN = "running requests are in /metrics and on the page at /"
 _WEIGHTS = "weights are not changed while they are served; load another model"
 _GOES_ON = "an answer that its client has left is not kept; use /v1/responses with background"
+_STORED_CHAT = "/v1/chat/completions/chatcmpl-"  # the id of an answer follows
+_STORES = "use /v1/responses, which stores its answers"
 _CHAT = "use /v1/chat/completions, or /v1/responses"
 
 # a path, which stands for those below it, too: whose it is, and why and what to use
@@ -19,6 +21,7 @@ FOREIGN_PATHS: Mapping[str, tuple[str, str]] = {
                   "/v1/chat/completions with structured_outputs.choice"),
     "/generate": ("SGLang, TGI", "use /v1/completions"),
     "/generate_stream": ("TGI", "use /v1/completions with stream"),
+    "/embed": ("TEI", "use /v1/embeddings"),
     "/encode": ("SGLang", "use /v1/embeddings"),
     "/get_model_info": ("SGLang", "use /v1/models"),
     "/server_info": ("vLLM", "use /v1/models, and /metrics"),
@@ -81,6 +84,7 @@ FOREIGN_PATHS: Mapping[str, tuple[str, str]] = {
     "/v1/messages/batches": ("Anthropic", "use `quire run-batch`"),
     "/v1/assistants": ("OpenAI", "use /v1/responses with previous_response_id"),
     "/v1/threads": ("OpenAI", "use /v1/responses with previous_response_id"),
+    "/v1/responses/compact": ("OpenAI", "conversations are not shortened; leave out old items"),
     "/v1/conversations": ("OpenAI", "use /v1/responses with previous_response_id"),
     "/v1/vector_stores": ("OpenAI", "there is no retrieval; use /v1/embeddings"),
     "/v1/fine_tuning": ("OpenAI", "models are served as they are"),
@@ -92,6 +96,8 @@ FOREIGN_PATHS: Mapping[str, tuple[str, str]] = {
 def foreign_path(path: str) -> str | None:
     """The replacement for a path of another API; None for a path that is in no table."""
     whole = path.rstrip("/")
+    if whole.startswith(_STORED_CHAT):
+        return f"chat completions are not stored; {_STORES}"
     while whole:
         if whole in FOREIGN_PATHS:
             engines, text = FOREIGN_PATHS[whole]

@@ -33,6 +33,7 @@ from quire.errors import CheckpointError, ConfigError
 from quire.models.checkpoint_formats.quantization_config import read_checkpoint_format
 from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.families.llama import LlamaDecoderLayer
+from quire.models.loading.loader import check_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Quantization:
                 f"{base} is quantized already ({config.checkpoint_format.name}); take the 16-bit "
                 "checkpoint"
             )
+        check_tensors(base, config)  # before layers are quantized that would be of no use
         self.layout: CheckpointLayout = recipe.layout(config.dtype)
         self.files = ShardFiles(out, len(config.spec.layers))
         self.ignored, problems = self._ignored()

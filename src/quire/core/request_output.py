@@ -15,7 +15,7 @@ else:  # a server needs no NumPy, and help() asks for the name
     Singles = Any
 
 
-class Logprob(msgspec.Struct):
+class Logprob(msgspec.Struct, gc=False):
     """The log-probability of one token at one position; rank 1 is the most probable.
 
     rank: None of a token that is reported because logprob_token_ids names it.
@@ -60,14 +60,15 @@ class CompletionOutput(msgspec.Struct, gc=False):
 
     def copied(self) -> CompletionOutput:
         """A copy that parts may be appended to."""
-        return msgspec.structs.replace(self, token_ids=[*self.token_ids])
+        logprobs = None if self.logprobs is None else [*self.logprobs]
+        return msgspec.structs.replace(self, token_ids=[*self.token_ids], logprobs=logprobs)
 
     def append(self, delta: CompletionOutput) -> None:
-        """Append the next part of a streamed answer."""
+        """Append the next part of a streamed answer, which stays as it is."""
         self.text += delta.text
         self.token_ids += delta.token_ids
-        if delta.logprobs is not None:
-            self.logprobs = (self.logprobs or []) + delta.logprobs
+        if self.logprobs is not None and delta.logprobs is not None:
+            self.logprobs += delta.logprobs
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
 

@@ -17,6 +17,7 @@ from quire.grammar.gbnf import MAX_REASON_CHARS, to_lark
 from quire.grammar.grammar_matcher import AnyMatcher, Matcher, ThoughtMatcher
 from quire.grammar.json_style import json_style
 from quire.grammar.schema_bounds import OverBoundsError, check_grammar, check_regex, check_schema
+from quire.grammar.schema_translation import translated
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
@@ -29,7 +30,10 @@ GRAMMAR_BYTES_PER_BYTE = 64
 
 
 _ONE_OF = "two of its schemas may hold at once; use anyOf, or tell them apart by a required const"
-_UNENFORCED = "Unimplemented keys"  # of JSON Schema, in the words of llguidance
+_UNENFORCED = {  # of JSON Schema: words of llguidance, and what they mean
+    "Unimplemented keys": "keywords that cannot be enforced",
+    "Unknown format": "formats that cannot be enforced",
+}
 
 # Keywords of JSON Schema that llguidance cannot enforce are errors; words that are no keywords are
 # ignored, as JSON Schema says; and a schema cannot change what JSON is.
@@ -161,7 +165,7 @@ def _to_llguidance(structured_outputs: StructuredOutputs) -> str:
     match structured_outputs.kind:
         case "json":
             check_schema(structured_outputs.text)
-            return _json_grammar(structured_outputs, structured_outputs.text)
+            return _json_grammar(structured_outputs, translated(structured_outputs.text))
         case "json_object":
             return _json_grammar(structured_outputs, '{"type":"object"}')
         case "regex":
@@ -211,9 +215,10 @@ def _refusal(structured_outputs: StructuredOutputs, problem: str) -> InvalidRequ
     if "coerce_one_of" in reason:  # an option of llguidance, which callers cannot set
         where = reason[: reason.index(": ") + 2] if reason.startswith("at ") else ""
         return structured_outputs.invalid(f"{where}oneOf: {_ONE_OF}")
-    if _UNENFORCED in reason:
-        listed = reason.replace(_UNENFORCED, "keywords that cannot be enforced")
-        return structured_outputs.invalid(f"{listed[:MAX_REASON_CHARS]}; remove them")
+    for words, meaning in _UNENFORCED.items():
+        if words in reason:
+            listed = reason.replace(words, meaning)
+            return structured_outputs.invalid(f"{listed[:MAX_REASON_CHARS]}; remove them")
     if len(reason) > MAX_REASON_CHARS:
         reason = reason[: MAX_REASON_CHARS - 1] + "…"
     return structured_outputs.invalid(f"{reason}; correct it")

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from quire.grammar.schema_translation import translated
+
 _SLASH = re.compile(r"(\\[^\n])|/|\\?\n")  # what ends a regular expression in Lark
 _REGEX_ESCAPES = {"/": r"\/", "\n": r"\n"}
 _JSON_ESCAPES = str.maketrans({"%": r"\u0025", "\x7f": r"\u007f"})
@@ -19,17 +21,18 @@ _SPACE = r"[ \t\r\n]{0,64}"  # what the parser of answers passes over before the
 
 def quoted(text: str) -> str:
     """Exactly this text."""
-    return _as_json(text)
+    return _as_lark(json.dumps(text, ensure_ascii=False))
 
 
 def json_rule(schema: Mapping[str, Any], style: Mapping[str, Any]) -> str:
     """JSON that matches a schema. style: llguidance's options for white space."""
-    return f"%json {_as_json({**schema, 'x-guidance': style})}"
+    text = json.dumps({**schema, "x-guidance": style}, ensure_ascii=False)
+    return f"%json {_as_lark(translated(text))}"
 
 
-def _as_json(value: Any) -> str:
+def _as_lark(text: str) -> str:
     """JSON as Lark takes it, in which no text looks like the begin of another %json."""
-    return json.dumps(value, ensure_ascii=False).translate(_JSON_ESCAPES)
+    return text.translate(_JSON_ESCAPES)
 
 
 def regex_rule(pattern: str) -> str:

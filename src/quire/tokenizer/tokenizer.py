@@ -78,6 +78,7 @@ class Tokenizer:
         self._encoder = Encoder(backend, [added[i] for i in self.special_ids])
         self._spelling = Spelling(backend.decoder)
         self._spelled: dict[tuple[int, bool], bytes] = {}  # what was asked for so far
+        self._texts: dict[int, str] = {}  # the same
         self.pieces = lru_cache(_MAX_PIECES)(self._pieces)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -255,7 +256,9 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """A token for people to see; U+FFFD where it holds only part of a character."""
-        return self.token_bytes(token_id).decode(errors="replace")
+        if (text := self._texts.get(token_id)) is None:
+            text = self._texts[token_id] = self.token_bytes(token_id).decode(errors="replace")
+        return text
 
     # Conversations
 

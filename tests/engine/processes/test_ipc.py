@@ -24,7 +24,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.config import EngineConfig
-from quire.core.messages import AbortRequests, AddRequest, EngineMessage, GetEngineView, StepOutput
+from quire.core.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineMessage,
+    EngineStats,
+    GetEngineView,
+    RequestDelta,
+    StepOutput,
+    TokenLogprobs,
+)
 from quire.core.pooling_params import PoolingParams
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
@@ -34,7 +43,7 @@ from quire.engine.frontend.output_processor import MAX_DEATHS_SEEN
 from quire.engine.processes import ipc
 from quire.engine.processes.control_channel import ControlMessage, ForgetClient
 from quire.engine.processes.engine_process import EngineProcess
-from quire.engine.processes.ipc import EngineSocket, Sent
+from quire.engine.processes.ipc import EngineConnection, EngineSocket, Sent
 from quire.engine.processes.process_link import ProcessLink
 from quire.engine.processes.status_page import StatusPage
 from quire.engine.startup.null_engine import start_null_engine
@@ -436,6 +445,36 @@ def test_an_engine_that_is_gone_before_it_is_met_again(tmp_path: Path) -> None:
             await stream
 
     run(tmp_path, scenario)
+
+
+def test_a_backlog_of_large_frames_leaves_time_to_the_event_loop(tmp_path: Path) -> None:
+    """Each frame has log-probabilities that take some milliseconds to read."""
+    address = f"ipc://{tmp_path}/engine"
+    scores = TokenLogprobs(list(range(10_000)), [-1.0] * 10_000, 1)
+    step = StepOutput(
+        deltas=[RequestDelta(request_id="a", token_ids=[0], logprobs=[scores])],
+        stats=EngineStats(),
+    )
+    num_tokens: list[int] = []
+
+    async def scenario() -> None:
+        engine = EngineSocket(address)
+        client = EngineConnection(
+            address, "front", lambda step: num_tokens.append(len(step.deltas[0].token_ids))
+        )
+        client.send([AbortRequests(request_ids=["a"])])
+        assert engine.receive(5.0)
+        for _ in range(40):
+            assert engine.send(b"front", step) is Sent.OK
+        time.sleep(0.2)  # until all have arrived
+        while sum(num_tokens) < 40:
+            await asyncio.sleep(0)
+        client.close()
+        engine.close()
+
+    asyncio.run(scenario())
+    assert sum(num_tokens) == 40
+    assert max(num_tokens) <= 5
 
 
 def test_what_does_not_stream_comes_with_the_first_token_and_with_the_last(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
-@pytest.mark.parametrize("quantization", ["none", "fp8"])
+@pytest.mark.parametrize("quantization", ["none", "fp8", "dequantized"])
 def test_weights(dtype: str, load_format: str, quantization: str) -> None:
     model = "quire-tiny-draft"
     config = EngineConfig.from_options(

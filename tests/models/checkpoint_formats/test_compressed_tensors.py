@@ -58,6 +58,7 @@ def test_transforms_of_weights_alone_are_in_the_weights(tmp_path: Path) -> None:
             configure(transform_config={"config_groups": {"R1": {"apply": 5}}}),
             r"transform_config.config_groups.R1 transforms activations",
         ),
+        ("packed", group_of(actorder="group"), r"missing: .*up_proj.weight_g_idx"),
         ("packed", drop("weight_scale"), r"missing: model.layers.0.mlp.up_proj.weight_scale"),
         ("packed", configure(config_groups={}), r"config_groups is missing"),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import weakref
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.types import Message
 
+from quire.core.sampling_params import MAX_LOGPROB_TOKEN_IDS
 from quire.errors import ConfigError, QueueFullError
 from quire.server.app import build_app
 from quire.server.http.body_memory import COLLECT_BYTES, FREE_BYTES, BodyMemory, BodySpace
@@ -88,6 +90,31 @@ def test_what_one_holds_the_next_cannot(engine: FakeEngine, path: str, outcome: 
         await third.part(LARGE, more=False)
         await third.done
         assert third.status == 200, "what the first held was not given back"
+
+    asyncio.run(scenario())
+
+
+def test_answers_with_many_log_probabilities_share_a_bound(engine: FakeEngine) -> None:
+    """A short body may ask for 200 MB of them."""
+    app, engine.wait_at = build_app(engine, ServerSettings()), 1
+    ids = list(range(65, 65 + MAX_LOGPROB_TOKEN_IDS))
+    body = {"prompt": "abc", "max_tokens": 1000, "logprobs": 1, "logprob_token_ids": ids}
+
+    async def sent(**more: Any) -> Upload:
+        upload = Upload(app, "/v1/completions")
+        await upload.part(json.dumps(body | more).encode(), more=False)
+        return upload
+
+    async def scenario() -> None:
+        first, second, usual = await sent(), await sent(), await sent(logprob_token_ids=ids[:20])
+        await asyncio.wait([second.done], timeout=5.0)
+        assert (first.status, second.status, usual.status) == (0, 429, 0)
+        assert 1 <= int(second.headers[b"retry-after"]) <= 30
+        engine.go.set()
+        await asyncio.gather(first.done, usual.done)
+        third = await sent()
+        await third.done
+        assert (first.status, usual.status, third.status) == (200, 200, 200)
 
     asyncio.run(scenario())
 

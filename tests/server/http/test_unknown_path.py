@@ -30,6 +30,7 @@ from quire.server.http.application import UNVERSIONED
         ("/v1/message/count_tokens", "/v1/messages/count_tokens"),
         ("/v1/response", "/v1/responses"),
         ("/v1/tokenize", "/tokenize"),
+        ("/v1/chat/completions/bach", "/v1/chat/completions/batch"),
         ("/v1/health", "/health"),
         ("/metric", "/metrics"),
     ],
@@ -88,6 +89,19 @@ ROUTES_THERE = """
 def test_a_route_of_another_server_is_there_or_says_what_to_use(app: Starlette, path: str) -> None:
     reply = call(app, path, method="GET")
     assert reply.status != 404 or "which is not here: " in reply.error["message"]
+
+
+def test_an_answer_without_a_path_says_where_answers_are_stored(app: Starlette) -> None:
+    for method in ("GET", "POST", "DELETE"):
+        reply = call(app, "/v1/chat/completions/chatcmpl-1/messages", {}, method=method)
+        assert (reply.status, reply.error["code"]) == (404, "not_found")
+        assert reply.error["message"].startswith("chat completions are not stored; use /v1/resp")
+
+
+@pytest.mark.parametrize("path", ["/v1/models/", "/models/"])
+def test_a_list_with_a_slash_is_no_name(app: Starlette, path: str) -> None:
+    reply = call(app, path, method="GET")
+    assert reply.error["message"] == "no such path; did you mean /v1/models?"
 
 
 @pytest.mark.parametrize("path", ["/v1", "/api", "/x", "//", "/v1/" + "a" * 60_000])

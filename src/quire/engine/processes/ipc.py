@@ -29,6 +29,8 @@ FLUSH_BYTES = 1 << 20  # at most, of messages that are sent in one frame
 UNREADABLE = (ValueError, RecursionError, QuireError)
 
 _READ_AT_ONCE = 1000  # frames, so that a flood cannot keep the engine from running steps
+# of frames to a client: 6,000 tokens, or log-probabilities that keep its event loop for 20 ms
+_READ_BYTES = 256 << 10
 
 
 class Sent(enum.Enum):
@@ -155,7 +157,8 @@ class EngineConnection:
     def close(self) -> None:
         """Read what has already arrived, then disconnect."""
         self._loop.remove_reader(self._fd)
-        self._read()
+        while self._read():
+            pass
         self._is_open = False
         self._socket.close()
 
@@ -163,28 +166,32 @@ class EngineConnection:
         if messages and self._is_open:
             self._socket.send(self._encoder.encode(messages), zmq.NOBLOCK)
 
-    def _read(self) -> None:
-        """Deliver all frames that have arrived, joined to one step.
+    def _read(self) -> bool:
+        """Deliver frames that have arrived, joined to one step; whether there may be more.
 
         A frontend that lags behind the engine so detokenizes several steps at once, and catches up.
-        All frames are read, because ZeroMQ signals their arrival only once.
+        All frames are read, because ZeroMQ signals their arrival only once; many of them, or large
+        ones, in several turns of the event loop.
         """
         steps: list[StepOutput] = []
-        while self._is_open and len(steps) < _READ_AT_ONCE:
+        has_more, num_bytes = self._is_open, 0
+        while has_more and len(steps) < _READ_AT_ONCE and num_bytes < _READ_BYTES:
             try:
-                steps.append(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
+                frame = self._socket.recv(zmq.NOBLOCK)
+                num_bytes += len(frame)
+                steps.append(self._decoder.decode(frame))
             except zmq.Again:
-                break
+                has_more = False
             except UNREADABLE:
                 self.num_bad_frames += 1
                 logger.warning("an invalid frame from the engine was dropped")
-        else:
-            if self._is_open:
-                self._loop.call_soon(self._read)
+        if has_more:
+            self._loop.call_soon(self._read)
         if steps:
             step = _joined(steps)
             step.stats.num_bad_frames += self.num_bad_frames
             self._on_step(step)
+        return has_more
 
 
 def _joined(steps: list[StepOutput]) -> StepOutput:

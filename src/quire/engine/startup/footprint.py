@@ -108,6 +108,8 @@ def weights_by_format(
     for module, linear in spec.named_linears:
         role, n, k = linear.role, linear.n, linear.k
         chosen = scheme.format_for(module, role, n, k)
+        if chosen is None and linear is tied:
+            continue  # the embedding has the same weight
         name, size = (chosen.name, chosen.num_bytes(n, k)) if chosen else (dtype, n * k * item)
         found[name] += size
     return dict(found)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _WORD = 32  # bits
 _REGEX = "re:"
 _CLASS = "Linear"  # of all modules that are quantized
+_ORDERED = (True, "group", "dynamic")  # values of actorder that change which inputs share a scale
 _FOLDED = ("weight_input", "weight_output")  # where a transform is part of the stored weights
 
 
@@ -49,16 +50,19 @@ _FOLDED = ("weight_input", "weight_output")  # where a transform is part of the 
 class PackedLinear(IntegerLinear):
     """Codes of 4 or 8 bits in words. group: inputs that share a scale; -1 for all.
 
-    rounds: whether activations are in eight bits, too.
+    rounds: whether activations are in eight bits, too. is_ordered: whether inputs of a group may
+    lie anywhere, so that weight_g_idx is needed; files may also have it otherwise.
     """
 
     config_names: ClassVar[Mapping[str, str]] = {
         "bits": "num_bits", "group": "group_size", "is_symmetric": "symmetric", "rounds": "",
+        "is_ordered": "",
     }  # fmt: skip
     bits: int
     group: int
     is_symmetric: bool
     rounds: bool
+    is_ordered: bool = False
 
     def problem(self, n: int, k: int) -> str | None:
         """See `StoredLinear`."""
@@ -80,7 +84,7 @@ class PackedLinear(IntegerLinear):
             "weight_packed": StoredTensor(((n, k // shared),), ("I32",)),
             "weight_scale": StoredTensor(((n, groups),), SCALE_DTYPES),
             "weight_shape": StoredTensor(((2,),), ("I64", "I32"), needed=False),
-            "weight_g_idx": StoredTensor(((k,),), ("I32", "I64"), needed=False),
+            "weight_g_idx": StoredTensor(((k,),), ("I32", "I64"), needed=self.is_ordered),
         }
         return found if self.is_symmetric else {**found, "weight_zero_point": zeros}
 
@@ -216,7 +220,10 @@ def _layout(group: ConfigFile, stored_as: str) -> StoredLinear:
         case "int", 4 | 8, "group" | "channel" if symmetric and stored_as == "int-quantized":
             return GroupedBytesLinear(where, bits, size if strategy == "group" else -1, rounds)
         case "int", 4 | 8, "group" | "channel" if stored_as == "pack-quantized":
-            return PackedLinear(where, bits, size if strategy == "group" else -1, symmetric, rounds)
+            if strategy == "channel":
+                return PackedLinear(where, bits, -1, symmetric, rounds)
+            ordered = weights.get("actorder") in _ORDERED
+            return PackedLinear(where, bits, size, symmetric, rounds, ordered)
         case "float", 4, _ if symmetric and stored_as == "mxfp4-pack-quantized":
             _check_mxfp4(weights, strategy, size)
             return Mxfp4Linear(where, "weight_packed", "weight_scale")

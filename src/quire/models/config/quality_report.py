@@ -126,7 +126,11 @@ def read_report(folder: Path) -> dict[str, Any] | None:
     path = folder / QUALITY_FILE
     if not path.is_file():
         return None
-    report = ConfigFile.read(path)
+    again = f"run `quire verify BASE {named_path(folder)}` again, or remove the report"
+    try:
+        report = ConfigFile.read(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} cannot be read as JSON; {again}") from error
     failures = report.texts("failures")
     if report.integer("version") != VERSION or report.boolean("passed", False) == bool(failures):
         raise CheckpointError(
@@ -139,7 +143,7 @@ def read_report(folder: Path) -> dict[str, Any] | None:
         what = min(changed, default="the list of files")
         raise StaleReportError(
             f"{path} is not of these weights: {_SHOWN.get(what, what)} has changed since; undo "
-            f"that, run `quire verify BASE {named_path(folder)}` again, or remove the report"
+            f"that, {again}"
         )
     for part, key in FIGURES.values():
         _check_figure(report.section(part), key)

@@ -140,7 +140,7 @@ def _log_exceptions(scheme: Scheme, model: nn.Module) -> None:
             why = f"{found.name} in place of {wanted.name}: their inputs are not a multiple of "
             others[f"{why}{wanted.spec.group}"] += found != wanted
     for what, count in (+others).items():
-        logger.info("%d weights are stored as %s", count, what)
+        logger.warning("%d weights are stored as %s", count, what)
 
 
 def weight_targets(model: LlamaForCausalLM) -> Targets:

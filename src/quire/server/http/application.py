@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
-from quire.compat.http_paths import foreign_path
+from quire.compat.http_paths import FOREIGN_PATHS, foreign_path
 from quire.server.http.http_errors import HttpError
 
 MAX_CHARS = 128  # of a path that is compared
@@ -46,6 +46,7 @@ class Application(Starlette):
             for route in routes
             if route.methods == {"POST"} and not route.param_convertors
         }
+        self._foreign = FOREIGN_PATHS.keys() - {route.path for route in routes}
         self._middleware = middleware(self._route)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,6 +60,8 @@ class Application(Starlette):
                 scope["path"] = f"/v1{scope['path']}"
             if scope["method"] == "POST":
                 app = self._posts.get(scope["path"])
+            if app is None and scope["path"] in self._foreign:  # may look like a path with an id
+                app = self.router.default
         return (app or self.router)(scope, receive, send)
 
 

@@ -1,4 +1,4 @@
-"""BodyMemory: bounds the bytes of request bodies that one process holds at once.
+"""BodyMemory: bounds the bytes of request bodies, or of large answers, that one process holds.
 
 A body is held from its first byte until its request is answered. request_gate.py bounds the number
 of bodies and `max_body_bytes` the size of each; without a bound on their sum, a few thousand slow
@@ -26,18 +26,24 @@ _YOUNG = 1  # generations of the collector that may hold what recent requests le
 
 
 class BodyMemory:
-    """Counts the bytes. limit: in bytes. retry_after: returns seconds for a refused client."""
+    """Counts the bytes. limit: in bytes. retry_after: returns seconds for a refused client.
 
-    def __init__(self, limit: int, retry_after: Callable[[], float]) -> None:
+    what: the name of what is held.
+    """
+
+    def __init__(
+        self, limit: int, retry_after: Callable[[], float], what: str = "request bodies"
+    ) -> None:
         self.num_bytes = 0
         self._num_released = 0  # since garbage was collected
         self._limit = limit
         self._retry_after = retry_after
+        self._what = what
 
     def take(self, num_bytes: int) -> None:
         """Count in; raises QueueFullError with nothing counted."""
         if self.num_bytes + num_bytes > self._limit:
-            text = f"the server is full: it holds {self.num_bytes} bytes of request bodies already"
+            text = f"the server is full: it holds {self.num_bytes} bytes of {self._what} already"
             raise QueueFullError(
                 f"{text}; send the request again later", retry_after=self._retry_after()
             )

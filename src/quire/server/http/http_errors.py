@@ -111,11 +111,22 @@ class PlainError(msgspec.Struct):
     error: str
 
 
+class ThreadDetails(msgspec.Struct):
+    """By this Anthropic's SDK knows to send a conversation whole, without the field `thread`."""
+
+    error_code: str
+    unsupported: list[str]
+
+
+_NO_THREADS = ThreadDetails("thread_unsupported_request", ["thread"])
+
+
 class AnthropicErrorBody(msgspec.Struct):
     """Anthropic's error object."""
 
     type: str
     message: str
+    details: ThreadDetails | UnsetType = UNSET
 
 
 class AnthropicError(msgspec.Struct, tag_field="type", tag="error"):
@@ -128,7 +139,8 @@ class AnthropicError(msgspec.Struct, tag_field="type", tag="error"):
     def of(cls, reply: ErrorReply) -> AnthropicError:
         """This failure in Anthropic's format; its type follows from the status."""
         kind = _ANTHROPIC_KINDS.get(reply.status, INVALID_REQUEST)
-        return cls(AnthropicErrorBody(kind, reply.error.message), reply.request_id)
+        details = _NO_THREADS if reply.error.param == "thread" else UNSET
+        return cls(AnthropicErrorBody(kind, reply.error.message, details), reply.request_id)
 
 
 # Our own ASGI extension: the message http.response.start may contain the body of the response.

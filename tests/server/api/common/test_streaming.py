@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import threading
+from typing import Any
 
+import fake_engine
 import pytest
 from asgi_client import Post, call, request, run_leaping
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
+from quire.core.request_output import Logprob
 from quire.errors import ContextLengthError, EngineError, InvalidRequestError, OverloadedError
 from quire.server.api.common.job_runner import merged
+from quire.server.api.common.logprob_formats import ChatLogprobs, TopLogprob, chat_logprobs
+from quire.server.api.openai import chat
 
 FAILURES = [
     (EngineError("the step failed; send it again"), 500, "server_error", "engine_error"),
@@ -182,3 +189,29 @@ def test_merged_raises_the_first_failure() -> None:
 
     with pytest.raises(EngineError):
         asyncio.run(collect())
+
+
+@pytest.mark.parametrize("num_each", [5, 5000])
+@pytest.mark.parametrize("stream", [False, True])
+def test_many_log_probabilities_are_written_beside_the_event_loop(
+    app: Starlette, monkeypatch: pytest.MonkeyPatch, num_each: int, stream: bool
+) -> None:
+    wide = {token_id: Logprob(-1.0, None, "a") for token_id in range(1, num_each)}
+    monkeypatch.setattr(fake_engine, "position", lambda token_id: {token_id: wide[1]} | wide)
+    writers = set[threading.Thread]()
+
+    def written(*args: Any, **options: Any) -> ChatLogprobs:
+        writers.add(threading.current_thread())
+        return chat_logprobs(*args, **options)
+
+    monkeypatch.setattr(chat, "chat_logprobs", written)
+    messages = [{"role": "user", "content": "a"}]
+    body = {"messages": messages, "logprobs": True, "logprob_token_ids": [65], "stream": stream}
+    assert call(app, "/v1/chat/completions", body).status == 200
+    assert (threading.main_thread() in writers) == (num_each == 5)
+
+
+def test_the_garbage_collector_does_not_scan_log_probabilities() -> None:
+    """A reply may have a million."""
+    one = Logprob(-1.0, 1, "a")
+    assert not any(map(gc.is_tracked, (one, {1: one}, TopLogprob("a", -1.0, [97]))))

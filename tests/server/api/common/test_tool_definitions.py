@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from asgi_client import Reply, call
@@ -159,6 +160,23 @@ def test_at_most_one_call() -> None:
     assert (len(found["tool_calls"]), found["content"]) == (1, None)
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_allowed_tools_are_called_of_those_that_the_model_sees(mode: str) -> None:
+    server = Server(f'<tool_call>{{"name": "now", "arguments": {{}}}}</tool_call>\n{CALL}')
+    found = message(server.chat(tool_choice=allowed(mode, "weather", "weather")))
+    assert [made["function"]["name"] for made in found["tool_calls"]] == ["weather"]
+    assert server.tokenizer.seen[1] == [WEATHER, {**NOW, "function": ANY}]
+    constraint = server.engine.calls[-1]["sampling"].structured_outputs
+    assert (constraint is not None) == (mode == "required")
+    if constraint:
+        assert '"now' not in constraint.grammar
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_named_function_is_called_exactly_once(stream: bool) -> None:
     server = Server(f"{CALL}\n{CALL} so")
@@ -288,6 +306,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "always"}, "tool_choice"),
     ({"tools": [], "tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
+    ({"tool_choice": allowed("auto", "now", "g")}, "tool_choice.allowed_tools.tools"),
+    ({"tool_choice": allowed("any", "now")}, "tool_choice.allowed_tools.mode"),
     ({"tool_choice": {"type": "any", "function": {"name": "now"}}}, "tool_choice.type"),
     ({"messages": [{**USER, "tool_calls": [MADE]}]}, "messages[0].tool_calls"),
     ({"messages": [{**USER, "reasoning": "hm"}]}, "messages[0].reasoning"),

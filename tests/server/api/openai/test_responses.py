@@ -122,6 +122,15 @@ def test_text_after_thoughts_has_its_logprobs_however_it_comes(speaking: FakeEng
     assert spelled == f"</think>{whole['text']}"
 
 
+def test_allowed_tools_are_called_any_number_of_times(speaking: FakeEngine) -> None:
+    app = build_app(speaking, ServerSettings())
+    look, other = {"type": "function", "name": "look"}, {**TOOL, "name": "other"}
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [look]}
+    reply = ask(app, tools=[TOOL, other], tool_choice=choice).json()
+    assert [i["type"] for i in reply["output"]].count("function_call") == 2
+    assert reply["tool_choice"] == choice
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_named_tool_is_called_exactly_once(speaking: FakeEngine, stream: bool) -> None:
     app = build_app(speaking, ServerSettings())

@@ -1,19 +1,23 @@
-"""The bounds on the log-probabilities that one request may ask for.
+"""The bounds on the log-probabilities that one request, and all requests together, may ask for.
 
 Beyond a few for each token they cost much memory and time in an API process, which has all of a
-request's at once: about 250 bytes for each, and 2 microseconds of its event loop.
+request's at once: about 200 bytes for each, and half a microsecond of its event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from quire.core.request_limits import RequestLimits
+from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from quire.engine.frontend.prompt_encoding import Prompt
 from quire.errors import invalid_value
 from quire.server.api.common.logprob_formats import ALL
 
 MAX_REPORTED = 1 << 20  # by one request that asks for more than MAX_LOGPROBS for each token
+REPORTED_BYTES = 200  # of each, until it is sent
+_MANY = 4096  # above this they are written in a thread; on the event loop these take 2 ms
 
 
 def is_wide(num_logprobs: int | None) -> bool:
@@ -23,7 +27,7 @@ def is_wide(num_logprobs: int | None) -> bool:
 
 def check_num_logprobs(
     sampling: SamplingParams,
-    prompts: Sequence[str | list[int]],
+    prompts: Sequence[Prompt],
     limits: RequestLimits,
     field: str = "logprobs",
 ) -> None:
@@ -34,25 +38,43 @@ def check_num_logprobs(
     """
     if sampling.logprobs is not None:
         limits.check_logprobs(field, sampling.logprobs)
-        named = sampling.logprob_token_ids
-        width = sampling.logprobs if named is None else len(named)
-        longest = min(sampling.max_tokens or limits.max_model_len, limits.max_model_len)
-        name = field if named is None else "logprob_token_ids"
-        _check_total(
-            name, width, longest * len(prompts) * sampling.n, limits, "set a lower max_tokens"
-        )
     if sampling.prompt_logprobs is not None:
         limits.check_logprobs("prompt_logprobs", sampling.prompt_logprobs)
-        if is_wide(sampling.prompt_logprobs):
-            positions = sum(map(len, prompts))
-            fix = "shorten the prompt"
-            _check_total("prompt_logprobs", sampling.prompt_logprobs, positions, limits, fix)
+    for name, each, positions in _wide(sampling, prompts, limits):
+        if each * positions > MAX_REPORTED:
+            fix = "shorten the prompt" if name == "prompt_logprobs" else "set a lower max_tokens"
+            problem = f"{each} for each of {positions} tokens are above {MAX_REPORTED} in all"
+            name = field if name == "logprobs" else name
+            raise invalid_value(name, f"{problem}; ask for fewer, or {fix}")
 
 
-def _check_total(field: str, width: int, positions: int, limits: RequestLimits, fix: str) -> None:
-    if not is_wide(width):
-        return
-    each = limits.vocab_size if width == ALL else width
-    if each * positions > MAX_REPORTED:
-        problem = f"{each} for each of {positions} tokens are above {MAX_REPORTED} in all"
-        raise invalid_value(field, f"{problem}; ask for fewer, or {fix}")
+def num_wide(sampling: SamplingParams, prompts: Sequence[Prompt], limits: RequestLimits) -> int:
+    """The most log-probabilities that a request reports, if they are many for each token."""
+    return sum(each * positions for _, each, positions in _wide(sampling, prompts, limits))
+
+
+def has_many_logprobs(*outputs: RequestOutput) -> bool:
+    """Whether to write log-probabilities takes long."""
+    num = 0
+    for output in outputs:
+        for positions in (output.prompt_logprobs, *(part.logprobs for part in output.outputs)):
+            num += sum(map(len, filter(None, positions or ())))
+    return num > _MANY
+
+
+def _wide(
+    sampling: SamplingParams, prompts: Sequence[Prompt], limits: RequestLimits
+) -> Iterator[tuple[str, int, int]]:
+    """The fields with many log-probabilities, how many for each token, and how many tokens."""
+    named = sampling.logprob_token_ids
+    width = sampling.logprobs if named is None else len(named)
+    if is_wide(width):
+        longest = min(sampling.max_tokens or limits.max_model_len, limits.max_model_len)
+        name = "logprobs" if named is None else "logprob_token_ids"
+        yield name, _each(width, limits), longest * len(prompts) * sampling.n
+    if is_wide(width := sampling.prompt_logprobs):
+        yield "prompt_logprobs", _each(width, limits), sum(map(len, prompts))
+
+
+def _each(width: int | None, limits: RequestLimits) -> int:
+    return limits.vocab_size if width is None or width == ALL else width

@@ -31,7 +31,7 @@ class CompletionLogprobs(msgspec.Struct):
     text_offset: list[int]
 
 
-class TopLogprob(msgspec.Struct):
+class TopLogprob(msgspec.Struct, gc=False):
     """One candidate at one position. bytes: its UTF-8, which may be half a character."""
 
     token: str
@@ -39,7 +39,7 @@ class TopLogprob(msgspec.Struct):
     bytes: list[int]
 
 
-class ChatLogprob(TopLogprob):
+class ChatLogprob(TopLogprob, gc=False):
     """One token of the answer, with the candidates it was drawn from."""
 
     top_logprobs: list[TopLogprob]
@@ -51,7 +51,7 @@ class ChatLogprobs(msgspec.Struct):
     content: list[ChatLogprob]
 
 
-class PromptLogprob(msgspec.Struct):
+class PromptLogprob(msgspec.Struct, gc=False):
     """One candidate at one position of the prompt."""
 
     logprob: float
@@ -142,6 +142,7 @@ def chat_logprobs(
 
     as_ids: tokens are spelled "token_id:5".
     """
+    bytes_of = _ByteLists(tokenizer)
     content = []
     for token_id, position in zip(token_ids, positions, strict=True):
         own = position[token_id]
@@ -149,18 +150,29 @@ def chat_logprobs(
             ChatLogprob(
                 token=_id_text(token_id) if as_ids else own.decoded_token,
                 logprob=finite(own.logprob),
-                bytes=list(tokenizer.token_bytes(token_id)),
+                bytes=bytes_of[token_id],
                 top_logprobs=[
                     TopLogprob(
                         _id_text(candidate_id) if as_ids else candidate.decoded_token,
                         finite(candidate.logprob),
-                        list(tokenizer.token_bytes(candidate_id)),
+                        bytes_of[candidate_id],
                     )
                     for candidate_id, candidate in shown_of(position, count).items()
                 ],
             )
         )
     return ChatLogprobs(content)
+
+
+class _ByteLists(dict[int, list[int]]):
+    """The bytes of each token, in one list for all places where it is: there may be a million."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token_id: int) -> list[int]:
+        found = self[token_id] = list(self._tokenizer.token_bytes(token_id))
+        return found
 
 
 def prompt_logprobs(

@@ -18,6 +18,7 @@ from quire.errors import OverloadedError, QueueTimeoutError, invalid_value
 from quire.fair_queue import FairExecutor
 from quire.server.admission.admission_control import Admission, Capacity, Ticket
 from quire.server.api.common.generation_job import AdmittedJob, GenerationRecord, Job
+from quire.server.api.common.logprob_bounds import MAX_REPORTED, REPORTED_BYTES, num_wide
 from quire.server.api.common.usage import UsageCounter
 from quire.server.http.api_keys import cache_salt_of
 from quire.server.http.body_memory import BodyMemory, BodySpace
@@ -50,6 +51,7 @@ class RequestContext:
         settings: ServerSettings,
         ticket: Ticket,
         body_space: BodySpace,
+        reply_space: BodySpace,
     ) -> None:
         state = scope["state"]
         self.record: RequestRecord = state["record"]
@@ -64,6 +66,7 @@ class RequestContext:
         self._queue_timeout = settings.queue_timeout
         self.ticket = ticket
         self._body_space = body_space
+        self._reply_space = reply_space
 
     def start(
         self, job: Job, *, max_answers: int | None = None, max_tokens: int | None = None
@@ -83,6 +86,8 @@ class RequestContext:
             num_answers = min(num_answers, max_answers)
         if max_tokens is not None:
             num_tokens = min(num_tokens, max_tokens)
+        if num_reported := num_wide(job.sampling, job.prompts, model.engine.info.limits):
+            self._reply_space.hold(num_reported * REPORTED_BYTES)
         self.ticket.charge(num_answers, num_tokens, at=model.admission)
         self.deadline.shorten(job.timeout, "timeout")
         salt = cache_salt_of("" if self._shares_cache else self.tenant, job.cache_salt)
@@ -109,6 +114,7 @@ class RequestContext:
         if isinstance(error, QueueTimeoutError):  # the engine does not know the completion rate
             error.retry_after = self.ticket.admission.retry_after()
         self._body_space.__exit__()
+        self._reply_space.__exit__()
         self.ticket.__exit__()
 
 
@@ -128,9 +134,14 @@ class RequestGate:
         )
         self.prepare_threads = FairExecutor(NUM_THREADS, "quire-prepare")
         self.light_threads = FairExecutor(1, "quire-light")
-        self.bodies = BodyMemory(
-            settings.held_body_bytes, lambda: loader.models.entrance.retry_after()
-        )
+
+        def retry_after() -> float:
+            return loader.models.entrance.retry_after()
+
+        self.bodies = BodyMemory(settings.held_body_bytes, retry_after)
+        # as much again, so that the largest answer is possible
+        most = max(settings.held_body_bytes, MAX_REPORTED * REPORTED_BYTES)
+        self.replies = BodyMemory(most, retry_after, "log-probabilities")
 
     def admit(self, scope: Scope) -> RequestContext:
         """Admit a request whose body is still to come.
@@ -149,8 +160,8 @@ class RequestGate:
         else:
             entrance.check()
             ticket = Ticket(self._receiving)
-        space = BodySpace(self.bodies)
-        context = RequestContext(scope, self._loader, self._settings, ticket, space)
+        spaces = BodySpace(self.bodies), BodySpace(self.replies)
+        context = RequestContext(scope, self._loader, self._settings, ticket, *spaces)
         context.deadline.shorten(timeout, TIMEOUT_HEADER)
         return context
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
 from msgspec import UNSET
@@ -19,6 +20,7 @@ from quire.server.admission.drain import cut_error
 from quire.server.api.common.generation_job import AdmittedJob, Job
 from quire.server.api.common.job_runner import gather, run
 from quire.server.api.common.load_report import load_headers
+from quire.server.api.common.logprob_bounds import has_many_logprobs
 from quire.server.api.common.logprob_formats import num_shown
 from quire.server.api.common.reply_formatter import ReplyFormatter
 from quire.server.api.common.request_gate import RequestContext
@@ -105,7 +107,8 @@ async def answer(
         return _encoder.encode(formatter.reply(results, usage.total()))
 
     # what stores the answer, or makes a long one, must not block the event loop
-    in_thread = formatter.job.is_stored or formatter.job.has_many_prompts
+    job = formatter.job
+    in_thread = job.is_stored or job.has_many_prompts or has_many_logprobs(*results)
     body = await asyncio.to_thread(reply) if in_thread else reply()
     await send_complete(send, 200, body, load_headers(context.scope, admitted.engine))
 
@@ -120,18 +123,30 @@ async def events(
     with admitted.job.names:
         async with aclosing(run(admitted)) as outputs:
             async for index, output in outputs:
-                if formatter.job.continuous_usage:
-                    chunks = _counted_chunks(formatter, index, output, usage)
-                else:
-                    usage.add(index, output)
-                    chunks = formatter.chunks(index, output)
-                if data := b"".join([encode(chunk) for chunk in chunks]):
+                part = partial(_encoded, formatter, index, output, usage, encode)
+                if data := await asyncio.to_thread(part) if has_many_logprobs(output) else part():
                     yield data
 
     def ending() -> bytes:
         return b"".join(map(encode, formatter.ending(usage.total()))) + formatter.end_marker
 
     yield await asyncio.to_thread(ending) if formatter.job.is_stored else ending()
+
+
+def _encoded(
+    formatter: ReplyFormatter,
+    index: int,
+    output: RequestOutput,
+    usage: UsageCounter,
+    encode: Callable[[msgspec.Struct], bytes],
+) -> bytes:
+    """The chunks of one output."""
+    if formatter.job.continuous_usage:
+        chunks = _counted_chunks(formatter, index, output, usage)
+    else:
+        usage.add(index, output)
+        chunks = formatter.chunks(index, output)
+    return b"".join([encode(chunk) for chunk in chunks])
 
 
 def _counted_chunks(

@@ -19,6 +19,7 @@ MAX_TOOLS_BYTES = 256 << 10  # of all tools together, as compact JSON
 MAX_SCHEMA_DEPTH = 32  # of nested lists and objects
 
 FunctionName = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
+AllowedMode = Literal["auto", "required"]
 ALL_ARE_SHOWN = "defer_loading of tools has no effect: the model sees all of them"
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
@@ -53,16 +54,35 @@ class FunctionChoice(Strict):
     name: FunctionName
 
 
-class NamedChoice(Strict):
+class NamedChoice(Strict, tag_field="type", tag="function"):
     """A tool_choice that names a tool."""
 
-    type: FunctionKind
     function: FunctionChoice
 
     @classmethod
     def of(cls, name: str) -> NamedChoice:
         """The choice of the tool with this name."""
-        return cls(type="function", function=FunctionChoice(name=name))
+        return cls(function=FunctionChoice(name=name))
+
+
+class ToolReference(Strict):
+    """A tool that is defined elsewhere in the request."""
+
+    type: FunctionKind
+    function: FunctionChoice
+
+
+class AllowedTools(Strict):
+    """The tools of which some may be called (auto) or must be called (required)."""
+
+    mode: AllowedMode
+    tools: Annotated[list[ToolReference], msgspec.Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedChoice(Strict, tag_field="type", tag="allowed_tools"):
+    """A tool_choice that names several tools; the model sees the others, too."""
+
+    allowed_tools: AllowedTools
 
 
 class DirectCaller(Strict):
@@ -72,7 +92,7 @@ class DirectCaller(Strict):
 
 
 Tools = Annotated[list[Tool], msgspec.Meta(max_length=MAX_TOOLS)]
-ToolChoice = Annotated[str, one_of("none", "auto", "required")] | NamedChoice
+ToolChoice = Annotated[str, one_of("none", "auto", "required")] | NamedChoice | AllowedChoice
 
 
 class ToolUse(msgspec.Struct, frozen=True):
@@ -126,8 +146,14 @@ def tool_use(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> ToolUse
         return NO_TOOLS
     tools = tools or ()
     _check_tools(tools)
-    if isinstance(choice, NamedChoice):
-        return _named(tools, choice)
+    match choice:
+        case NamedChoice():
+            allowed = _named(tools, [choice.function.name], "tool_choice.function.name")
+            return ToolUse(tools, allowed, must_call=True, most_calls=1)
+        case AllowedChoice(AllowedTools(mode=mode, tools=references)):
+            names = [reference.function.name for reference in references]
+            allowed = _named(tools, names, "tool_choice.allowed_tools.tools")
+            return ToolUse(tools, allowed, must_call=mode == "required")
     if choice not in (None, "none", "auto", "required"):
         raise invalid_value(
             "tool_choice", f"must be none, auto, required or a function, not {choice[:64]!r}"
@@ -147,14 +173,12 @@ def is_deeper(value: Any, levels: int) -> bool:
     return levels == 0 or any(is_deeper(item, levels - 1) for item in inner)
 
 
-def _named(tools: Sequence[Tool], choice: NamedChoice) -> ToolUse:
-    name = choice.function.name
-    allowed = [tool for tool in tools if tool.function.name == name]
-    if not allowed:
-        raise invalid_value(
-            "tool_choice.function.name", f"must be the name of a tool, not {name!r}"
-        )
-    return ToolUse(tools, allowed, must_call=True, most_calls=1)
+def _named(tools: Sequence[Tool], names: Sequence[str], field: str) -> list[Tool]:
+    """The tools with these names, which are in a field. Raises InvalidRequestError."""
+    by_name = {tool.function.name: tool for tool in tools}
+    if unknown := [name for name in names if name not in by_name]:
+        raise invalid_value(field, f"must be the name of a tool, not {unknown[0]!r}")
+    return [by_name[name] for name in dict.fromkeys(names)]
 
 
 def _check_tools(tools: Sequence[Tool]) -> None:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from quire.engine.processes.control_channel import ModelState
 from quire.errors import invalid_value
 from quire.server.api.common import route_rules
-from quire.server.http.http_errors import ANTHROPIC_VERSION
+from quire.server.http.http_errors import ANTHROPIC_VERSION, HttpError
 from quire.server.http.openapi_entry import ApiRoute, JsonResponse, OpenApiEntry
 from quire.server.http.request_reader import read_query
 from quire.server.model_registry import ModelEntry, ModelRegistry
@@ -129,6 +129,8 @@ class ModelsRoutes:
     async def model(self, request: Request) -> Response:
         """Handle GET /v1/models/{name}."""
         name = request.path_params["name"]
+        if not name:
+            raise HttpError(404, "no such path; did you mean /v1/models?", code="not_found")
         entry = self._models.entry(name)
         is_anthropic = ANTHROPIC_VERSION in request.headers
         return _json(self._anthropic(name, entry) if is_anthropic else self._card(name, entry))

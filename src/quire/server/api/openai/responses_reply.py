@@ -12,6 +12,7 @@ from quire.server.api.common.timings import WithProgress, WithTimings
 from quire.server.api.common.usage import CompletionTokensDetails, PromptTokensDetails, Usage
 from quire.server.api.openai.responses_request import (
     Reasoning,
+    ResponsesAllowedTools,
     ResponsesTool,
     ResponsesToolChoice,
     TextConfig,
@@ -130,7 +131,7 @@ class Response(WithTimings, kw_only=True):
     store: bool = False
     temperature: float
     text: TextConfig
-    tool_choice: str | ResponsesToolChoice
+    tool_choice: str | ResponsesToolChoice | ResponsesAllowedTools
     tools: list[ResponsesTool]
     top_p: float
     truncation: str = "disabled"

@@ -12,7 +12,12 @@ import msgspec
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.api.common.chat_request import MAX_MESSAGES, ChatRequest, Metadata
 from quire.server.api.common.response_format import StructuralTag
-from quire.server.api.common.tool_definitions import MAX_TOOLS, DirectCaller, FunctionName
+from quire.server.api.common.tool_definitions import (
+    MAX_TOOLS,
+    AllowedMode,
+    DirectCaller,
+    FunctionName,
+)
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import ShortText
 from quire.server.http.request_body import RequestBody
@@ -100,11 +105,24 @@ class ResponsesTool(Strict):
     defer_loading: bool | None = None
 
 
-class ResponsesToolChoice(Strict):
+class ResponsesToolChoice(Strict, tag_field="type", tag="function"):
     """The function that must be called."""
+
+    name: FunctionName
+
+
+class ResponsesToolReference(Strict):
+    """A function that is defined elsewhere in the request."""
 
     type: Literal["function"]
     name: FunctionName
+
+
+class ResponsesAllowedTools(Strict, tag_field="type", tag="allowed_tools"):
+    """The functions of which some may be called (auto) or must be called (required)."""
+
+    mode: AllowedMode
+    tools: Annotated[list[ResponsesToolReference], msgspec.Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
 class Reasoning(Strict):
@@ -210,7 +228,9 @@ class ResponsesRequest(RequestBody, kw_only=True, dict=True):
     top_p: field_bounds.TopP | None = None
     stream: bool | None = None
     tools: Annotated[list[ResponsesTool], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | ResponsesToolChoice | ResponsesAllowedTools | None
+    ) = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     text: TextConfig | None = None

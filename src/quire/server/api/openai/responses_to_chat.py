@@ -11,7 +11,16 @@ from quire.server.api.common import response_format
 from quire.server.api.common.chat_messages import Message, TextPart, ToolCall
 from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.generation_request import NO_PADDING, NO_PROGRESS
-from quire.server.api.common.tool_definitions import ALL_ARE_SHOWN, NamedChoice, Tool, ToolChoice
+from quire.server.api.common.tool_definitions import (
+    ALL_ARE_SHOWN,
+    AllowedChoice,
+    AllowedTools,
+    FunctionChoice,
+    NamedChoice,
+    Tool,
+    ToolChoice,
+    ToolReference,
+)
 from quire.server.api.openai.responses_request import (
     AS_IN_CHATS,
     FORMAT_FIELDS,
@@ -23,6 +32,7 @@ from quire.server.api.openai.responses_request import (
     InputReasoning,
     InputResult,
     Reasoning,
+    ResponsesAllowedTools,
     ResponsesRequest,
     ResponsesToolChoice,
     TextFormat,
@@ -163,9 +173,14 @@ def _content(content: str | list[InputPart]) -> str | list[TextPart]:
     return [TextPart(type="text", text=part.text) for part in content]
 
 
-def _choice(choice: str | ResponsesToolChoice | None) -> ToolChoice | None:
-    if isinstance(choice, ResponsesToolChoice):
-        return NamedChoice.of(choice.name)
+def _choice(choice: str | ResponsesToolChoice | ResponsesAllowedTools | None) -> ToolChoice | None:
+    match choice:
+        case ResponsesToolChoice(name):
+            return NamedChoice.of(name)
+        case ResponsesAllowedTools():
+            functions = [FunctionChoice(name=tool.name) for tool in choice.tools]
+            tools = [ToolReference(type="function", function=each) for each in functions]
+            return AllowedChoice(allowed_tools=AllowedTools(mode=choice.mode, tools=tools))
     return choice
 
 

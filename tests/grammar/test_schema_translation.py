@@ -1,0 +1,83 @@
+"""Schemas that llguidance would refuse although it can enforce them in other words."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from test_grammar_compiler import walk
+
+from quire.core.structured_outputs import StructuredOutputs
+from quire.errors import InvalidRequestError
+from quire.grammar.grammar_compiler import GrammarCompiler
+from quire.grammar.lark_text import json_rule
+from quire.grammar.schema_translation import translated
+from quire.tokenizer.tokenizer import Tokenizer
+
+DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
+COLOURS = {"enum": ["red", "é"], "title": "Colour", "type": "string"}  # as pydantic writes an Enum
+
+
+def _map(names: Any, **more: Any) -> dict[str, Any]:
+    """A schema with a member that is a map with such names."""
+    inner = {"type": "object", "propertyNames": names, "additionalProperties": DIGIT, **more}
+    members = {"v": inner, "format": {"type": "string", "format": "path", "maxLength": 3}}
+    common = {"required": ["v", "format"], "additionalProperties": False}
+    return {"type": "object", "properties": members, "$defs": {"Colour": COLOURS}, **common}
+
+
+MAPS = [
+    _map({"$ref": "#/$defs/Colour"}),
+    _map({"enum": ["a", "b"]}, required=["b"]),
+    _map({"enum": ["a", "b"]}, maxProperties=1),
+    _map({"const": "a"}, minProperties=1),
+    _map({"pattern": "^[ab]$", "type": "string"}, maxProperties=2),
+    _map({"type": "string"}, maxProperties=1),
+    _map(True, maxProperties=0),
+    {"const": {"format": "path", "propertyNames": 1}},
+]
+
+
+@pytest.mark.parametrize("schema", MAPS, ids=range(len(MAPS)))
+def test_answers_validate(
+    schema: dict[str, Any], byte_compiler: GrammarCompiler, byte_tokenizer: Tokenizer
+) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    before = json.dumps(schema)
+    in_lark = StructuredOutputs(grammar=f"start: {json_rule(schema, {})}")
+    for outputs in (StructuredOutputs(json=schema), in_lark):
+        for seed in range(5):
+            matcher = byte_compiler.matcher(outputs)
+            answer = walk(matcher, byte_tokenizer, random.Random(seed), longest=5000)
+            jsonschema.validate(json.loads(answer), schema)
+    assert json.dumps(schema) == before
+
+
+def test_many_names_do_not_copy_the_schema_of_their_values() -> None:
+    value = {"enum": [f"value {i}" for i in range(1000)]}
+    names = {"enum": [f"name {i}" for i in range(1000)]}
+    text = json.dumps(_map(names, additionalProperties=value))
+    assert len(translated(text)) < 5 * len(text)
+
+
+UNKNOWN = [
+    {"minLength": 2},
+    {"$ref": "#/$defs/Loop"},
+    {"$ref": "#/$defs/None"},
+    {"$ref": 3},
+    {"enum": ["a"], "pattern": "b"},
+    3,
+    False,
+]
+
+
+@pytest.mark.parametrize("names", UNKNOWN, ids=str)
+def test_what_cannot_be_said_is_refused(names: Any, byte_compiler: GrammarCompiler) -> None:
+    schema = _map(names) | {"$defs": {"Loop": {"$ref": "#/$defs/Loop"}}}
+    with pytest.raises(InvalidRequestError, match="propertyNames"):
+        byte_compiler.matcher(StructuredOutputs(json=schema))
+    schema = {"type": "object", "propertyNames": {"enum": ["a"]}, "properties": {"b": DIGIT}}
+    with pytest.raises(InvalidRequestError, match="propertyNames"):
+        byte_compiler.matcher(StructuredOutputs(json=schema))
