@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.compat import phrases as say
 
 _OWN_TOOLS = "clients run the tools; leave it out, or send functions of your own"
-_SCHEMA = "models learn a tool from its schema; send it as a function with a schema of its arguments"
+_SCHEMA = "models learn a tool from its schema; send it as a function with one of its arguments"
 
 _WHY = {
     say.TEXT_ALONE: (

@@ -126,7 +126,7 @@ def read_names(body: bytes, *, long: bytes = b"") -> dict[str, Any]:
 
 
 def _without(body: bytes, part: bytes) -> bytes:
-    """`body` with a 0 instead of `part`, if that is in it; bytes.replace is slow for a long part."""
+    """`body` with a 0 for `part`, if it has that; bytes.replace is slow for a long part."""
     beginning = part[:64]
     start = body.find(beginning)
     while start >= 0 and not body.startswith(part, start):
