@@ -302,11 +302,11 @@ def test_python_in_a_page_runs_and_prints_what_it_says(page: str) -> None:
 
 
 def examples() -> list[tuple[str, str]]:
-    """Commands of command-line.md that answer on a line, with their answers."""
-    found = re.findall(
-        r"^\$ (.*quire (?:generate|chat) .*)\n(.+)$", text_of("command-line.md"), re.M
-    )
-    assert len(found) == 3
+    """Commands that answer on a line, with their answers."""
+    card = (ROOT / "src/quire/bundled/README.md").read_text(encoding="utf-8")
+    pages = text_of("command-line.md") + card
+    found = re.findall(r"^\$ (.*quire (?:generate|chat) .*)\n(.+)$", pages, re.M)
+    assert len(found) == 7
     return found
 
 

@@ -57,6 +57,11 @@ def test_demo() -> None:
     assert "quire chat" in text
 
 
+def test_an_answer_that_is_not_for_a_terminal_is_one_line() -> None:
+    _, text = run(chunked(chat_events("black shoes " * 20)))
+    assert "rd dres → " + "black shoes " * 20 + " (expected: red dress)\n" in text
+
+
 @pytest.mark.parametrize(
     ("words", "variable", "sent"),
     [

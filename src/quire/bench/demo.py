@@ -147,7 +147,7 @@ def print_result(demo: DemoResult, console: Console) -> None:
         own = [pair for pair in pairs if pair[0].task == task]
         console.print(_heading(task, own), style="bold")
         for example, result in own:
-            console.print(_answer_line(example, result))
+            console.print(_answer_line(example, result), soft_wrap=not console.is_terminal)
         console.print()
     console.print(table(demo.summary))
     console.print(f"\n{NEXT}", highlight=False)

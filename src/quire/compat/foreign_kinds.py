@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from quire.compat import phrases as say
 
-_OWN_TOOLS = "clients run the tools; send functions of your own"
+_OWN_TOOLS = "clients run the tools; leave it out, or send functions of your own"
+_SCHEMA = "models learn a tool from its schema; send it as a function with one of its arguments"
 
 _WHY = {
     say.TEXT_ALONE: (
@@ -13,8 +14,10 @@ _WHY = {
     ),
     _OWN_TOOLS: (
         "web_search web_search_preview web_search_tool_result server_tool_use code_interpreter"
-        " code_execution file_search computer computer_use_preview computer_call mcp mcp_call"
-        " image_generation local_shell shell apply_patch custom bash text_editor"
+        " code_execution file_search computer_call mcp mcp_call image_generation"
+    ),
+    _SCHEMA: (
+        "local_shell shell apply_patch custom bash text_editor memory computer computer_use_preview"
     ),
 }
 _REASONS = {kind: why for why, kinds in _WHY.items() for kind in kinds.split()}

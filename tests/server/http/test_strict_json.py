@@ -120,6 +120,16 @@ def test_a_list_prompt_may_repeat_other_texts(app: Starlette, engine: FakeEngine
     assert engine.calls[0]["ids"] == list(range(100))
 
 
+@pytest.mark.parametrize("spaces", [(",", ":"), (", ", ": "), (" , ", " : ")], ids=str)
+@pytest.mark.parametrize("options", [{"include_usage": True, "a": None}, {"": None}])
+def test_a_null_under_an_unknown_name_is_taken_beside_a_list_however_it_is_spaced(
+    app: Starlette, spaces: tuple[str, str], options: dict[str, object]
+) -> None:
+    fields = {"prompt": ["a", "b"], "stream": True, "stream_options": options}
+    body = json.dumps(fields, separators=spaces).encode()
+    assert call(app, "/v1/completions", body).status == 200
+
+
 @pytest.mark.parametrize(
     "text", ["\x00", "\u2028", "\u202eabc", "e" + "\u0301" * 500, "👩‍👩‍👧‍👦", "\ufffe", "\ufeffa"]
 )
@@ -234,7 +244,17 @@ def test_any_bytes_are_answered(body: bytes) -> None:
         (
             "responses",
             {"input": "a", "tools": [{"type": "web_search_20250305"}]},
-            "function, not 'web_search_20250305'; clients run the tools; send functions",
+            "function, not 'web_search_20250305'; clients run the tools; leave it out, or send",
+        ),
+        (
+            "responses",
+            {"input": "a", "tools": [{"type": "custom", "name": "apply_patch"}]},
+            "function, not 'custom'; models learn a tool from its schema; send it as a function",
+        ),
+        (
+            "messages",
+            {"tools": [{"name": "bash", "type": "bash_20250124"}]},
+            "custom, not 'bash_20250124'; models learn a tool from its schema; send it as",
         ),
         (
             "responses",

@@ -116,7 +116,8 @@ def read_names(body: bytes, *, long: bytes = b"") -> dict[str, Any]:
     """The body as plain values, for its field names. Refuses objects with duplicate keys.
 
     body: must have been accepted by `decode`. long: a value in it that is skipped if it is a list;
-    such lists hold only texts and numbers.
+    such lists hold only texts and numbers. It is not in a body that `decode` had to write anew,
+    without unknown nulls, unless both are spaced alike.
     """
     if long.startswith(b"["):
         body = _without(body, long)
@@ -125,12 +126,12 @@ def read_names(body: bytes, *, long: bytes = b"") -> dict[str, Any]:
 
 
 def _without(body: bytes, part: bytes) -> bytes:
-    """`body` with a 0 instead of `part`; bytes.replace is slow for a long part."""
+    """`body` with a 0 for `part`, if it has that; bytes.replace is slow for a long part."""
     beginning = part[:64]
-    start = body.index(beginning)
-    while not body.startswith(part, start):
-        start = body.index(beginning, start + 1)
-    return body[:start] + b"0" + body[start + len(part) :]
+    start = body.find(beginning)
+    while start >= 0 and not body.startswith(part, start):
+        start = body.find(beginning, start + 1)
+    return body if start < 0 else body[:start] + b"0" + body[start + len(part) :]
 
 
 def _read_unique(body: bytes) -> dict[str, Any] | None:
