@@ -32,6 +32,7 @@ from quire.core.layer_spec import LinearSpec, layer_module
 from quire.errors import CheckpointError, ConfigError
 from quire.models.checkpoint_formats.quantization_config import read_checkpoint_format
 from quire.models.checkpoints.config_file import ConfigFile
+from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaDecoderLayer
 from quire.models.loading.loader import check_tensors
 
@@ -58,7 +59,8 @@ class Quantization:
                 f"{base} is quantized already ({config.checkpoint_format.name}); take the 16-bit "
                 "checkpoint"
             )
-        check_tensors(base, config)  # before layers are quantized that would be of no use
+        # before layers are quantized that would be of no use; a rotated model has a head of its own
+        check_tensors(base, ModelConfig.from_folder(base))
         self.layout: CheckpointLayout = recipe.layout(config.dtype)
         self.files = ShardFiles(out, len(config.spec.layers))
         self.ignored, problems = self._ignored()

@@ -17,7 +17,6 @@ from quire.grammar.gbnf import MAX_REASON_CHARS, to_lark
 from quire.grammar.grammar_matcher import AnyMatcher, Matcher, ThoughtMatcher
 from quire.grammar.json_style import json_style
 from quire.grammar.schema_bounds import OverBoundsError, check_grammar, check_regex, check_schema
-from quire.grammar.schema_translation import translated
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
@@ -164,6 +163,8 @@ def _to_llguidance(structured_outputs: StructuredOutputs) -> str:
 
     match structured_outputs.kind:
         case "json":
+            from quire.grammar.schema_translation import translated  # a start does without
+
             check_schema(structured_outputs.text)
             return _json_grammar(structured_outputs, translated(structured_outputs.text))
         case "json_object":
