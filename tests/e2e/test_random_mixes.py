@@ -240,7 +240,10 @@ def test_answers_are_as_alone_and_nothing_is_left(
     common |= {"max_model_len": MAX_MODEL_LEN}
     own = start(folder, enable_prefix_caching=False, num_blocks=64, **common)
     counts = Counter[str]()
-    for seed in range(4):
+    wanted = "stop", "length", ABORT, ERROR, "preemptions", "hits"
+    for seed in range(12):
+        if seed >= 4 and all(counts[name] for name in wanted):  # what comes depends on time, too
+            break
         rng = random.Random(seed)
         mix = requests(rng)
         alone = {each.request_id: run_alone(own, each) for each in mix}
@@ -264,4 +267,4 @@ def test_answers_are_as_alone_and_nothing_is_left(
         counts.update(str(each.finish_reason) for each in found.values())
         counts["preemptions"] += core.stats.num_preemptions
         counts["hits"] += core.stats.prefix_cache_hits
-    assert min(counts[name] for name in ("stop", "length", ABORT, ERROR, "preemptions", "hits")) > 0
+    assert all(counts[name] for name in wanted), counts
