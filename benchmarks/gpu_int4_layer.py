@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -108,8 +109,8 @@ def error_of(given: Inputs, linear: str, w: Int4Words, config: Int4Config) -> fl
     return float((skinny_gemm(x, w, config=config) - expected).norm() / expected.norm())
 
 
-def time_layer(given: Inputs, configs: Configs, layers: list[dict[str, Int4Words]]) -> float:
-    """Microseconds of a layer's four linears, among all layers."""
+def chain_of(given: Inputs, configs: Configs, layers: list[dict[str, Any]]) -> Callable[[], Tensor]:
+    """All layers' linears, one after the other, with what is fused into them."""
 
     def step() -> Tensor:
         stream, norm = given.state, given.state.weight
@@ -124,7 +125,12 @@ def time_layer(given: Inputs, configs: Configs, layers: list[dict[str, Int4Words
             )
         return stream.residual
 
-    return time_graph([step], 0.0) / len(layers)
+    return step
+
+
+def time_layer(given: Inputs, configs: Configs, layers: list[dict[str, Int4Words]]) -> float:
+    """Microseconds of a layer's four linears, among all layers."""
+    return time_graph([chain_of(given, configs, layers)], 0.0) / len(layers)
 
 
 def sweep(

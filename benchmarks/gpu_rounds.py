@@ -19,10 +19,10 @@ from unittest import mock
 
 import record
 import torch
-from gpu_int4_layer import LINEARS, Inputs, fused, make_inputs
+from gpu_int4_layer import LINEARS, chain_of, make_inputs
 from gpu_shapes import SHAPES
 from gpu_timing import DEVICE, Budget, precompile, time_interleaved
-from gpu_weights import FORMATS
+from gpu_weights import FORMATS, copy_of
 from torch import Tensor
 
 from quire.kernels.dispatch import kernels_for
@@ -31,7 +31,6 @@ from quire.kernels.operands import QuantSpec
 from quire.kernels.triton.gemm import byte_config, int4_config
 from quire.kernels.triton.launch.row_memory import empty_rows
 from quire.kernels.triton.ops.linear_table import linear_of
-from quire.quantization.stored_weight import tensors_of
 
 LAYERS = 6  # whose weights no cache holds
 MODELS = ("8b", "llama-3.2-3b", "1b", "qwen2.5-1.5b")
@@ -48,11 +47,7 @@ def weights_of(name: str, model: str) -> list[Weights]:
         plain = torch.randn(n, k, device=DEVICE) / k**0.5
         first[linear] = kernels_for("cuda").pack(kind.round_rows(plain))
 
-    def copy(weight: Any) -> Any:
-        cloned: Weights = {name: own.clone() for name, own in tensors_of(weight).items()}
-        return replace(weight, **cloned)
-
-    return [first, *({k: copy(w) for k, w in first.items()} for _ in range(LAYERS - 1))]
+    return [first, *({k: copy_of(w) for k, w in first.items()} for _ in range(LAYERS - 1))]
 
 
 def configs_of(weights: Weights, m: int, head_dim: int) -> Weights:
@@ -83,22 +78,6 @@ def forget() -> None:
     byte_config.byte_config.cache_clear()
 
 
-def layers_of(given: Inputs, layers: list[Weights], configs: Weights) -> Callable[[], Tensor]:
-    """All layers' linears, one after the other, with what is fused into them."""
-
-    def run() -> Tensor:
-        now = given
-        for w in layers:
-            fused("qkv", now, w["qkv"], configs["qkv"])
-            now = replace(now, state=fused("o", now, w["o"], configs["o"]))
-            hidden = fused("gate_up", now, w["gate_up"], configs["gate_up"])
-            now = replace(now, hidden=hidden)
-            now = replace(now, state=fused("down", now, w["down"], configs["down"]))
-        return now.state.residual
-
-    return run
-
-
 def case_of(name: str, model: str, m: int) -> dict[str, Callable[[], Tensor]]:
     """Both runs of a case, by their names."""
     layers, shape = weights_of(name, model), SHAPES[model]
@@ -108,7 +87,7 @@ def case_of(name: str, model: str, m: int) -> dict[str, Callable[[], Tensor]]:
     rule = configs_of(layers[0], m, shape.head_dim)
     with plainly():
         plain = configs_of(layers[0], m, shape.head_dim)
-    return {"plain": layers_of(given, layers, plain), "rule": layers_of(given, layers, rule)}
+    return {"plain": chain_of(given, plain, layers), "rule": chain_of(given, rule, layers)}
 
 
 def compile_case(name: str, model: str, m: int) -> None:

@@ -91,17 +91,18 @@ def weight_of(name: str, n: int, k: int) -> tuple[Any, Tensor]:
     return kernels_for("cuda").pack(rows), found.dequantize(rows)
 
 
+def copy_of(weight: Any) -> Any:
+    """A clone of a weight."""
+    if isinstance(weight, Tensor):
+        return weight.clone()
+    cloned: dict[str, Any] = {name: own.clone() for name, own in tensors_of(weight).items()}
+    return replace(weight, **cloned)
+
+
 def copies_of(weight: Any) -> list[Any]:
     """Enough copies of a weight that none is found in the cache."""
     num_bytes = sum(tensor.nbytes for tensor in tensors_of(weight).values())
-
-    def copy() -> Any:
-        if isinstance(weight, Tensor):
-            return weight.clone()
-        cloned: dict[str, Any] = {name: own.clone() for name, own in tensors_of(weight).items()}
-        return replace(weight, **cloned)
-
-    return [weight, *(copy() for _ in range(copies_beyond_cache(num_bytes) - 1))]
+    return [weight, *(copy_of(weight) for _ in range(copies_beyond_cache(num_bytes) - 1))]
 
 
 def rows_for(x: Tensor, weight: Any, n: int, name: str) -> Rows:
