@@ -125,6 +125,31 @@ def test_what_one_turn_submits_is_sent_together() -> None:
     asyncio.run(main())
 
 
+def test_a_request_that_cannot_be_tracked_fails_alone() -> None:
+    """Its second answer cannot: nothing is left of the first, and none is sent."""
+
+    async def main() -> None:
+        _, info = start_null_engine(CONFIG)
+        link = EagerLink()
+        engine = AsyncEngine(link, TOKENIZER, info, 0)
+        made = iter([lambda _: False])  # StopIteration for the second
+        two = SamplingParams(max_tokens=9, n=2)
+        other = asyncio.ensure_future(engine.complete([5], two))
+        with pytest.raises(EngineError, match="could not be sent"):
+            await engine.complete([5], two, stop_when=made.__next__)
+        await asyncio.sleep(0)
+        assert [len(turn) for turn in link.sent] == [2]
+        link.listener.on_up(info)
+        assert [message.request_id for message in link.sent[-1]] == ["front-2/0", "front-2/1"]
+        other.cancel()
+        await asyncio.gather(other, return_exceptions=True)
+        await engine.close()
+        finished = engine.metrics.finished
+        assert engine.metrics.num_sent == sum(finished.values()) == finished["abort"] == 2
+
+    asyncio.run(main())
+
+
 def test_the_failure_of_an_engine_keeps_nothing_of_its_requests() -> None:
     async def main() -> None:
         _, info = start_null_engine(CONFIG)

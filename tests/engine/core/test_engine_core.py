@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -77,7 +78,9 @@ class LateExecutor(UniprocExecutor):
 
 
 def make_core(
-    executor_type: type = UniprocExecutor, grammars: GrammarMatchers | None = None
+    executor_type: type = UniprocExecutor,
+    grammars: GrammarMatchers | None = None,
+    find_unsound: Callable[[], str] | None = None,
 ) -> tuple[EngineCore, CountingRunner]:
     runner = CountingRunner()
     executor: Executor = executor_type(runner)
@@ -86,7 +89,7 @@ def make_core(
     def make_scheduler() -> Scheduler:
         return Scheduler(config, KVCacheManager(64, 4), LIMITS.max_model_len)
 
-    return EngineCore(make_scheduler, executor, LIMITS, grammars), runner
+    return EngineCore(make_scheduler, executor, LIMITS, grammars, find_unsound), runner
 
 
 def add(
@@ -403,6 +406,27 @@ def test_an_id_of_an_unfinished_request_is_dropped_and_may_come_again() -> None:
             core.step()
         found = run_until_idle(core)
         assert ends(found["a"]) == ["length"]
+
+
+def test_an_abort_does_not_wait_for_the_search_of_a_weight() -> None:
+    """Its caller has left; the error of another request waits for the name."""
+    may_end = threading.Event()
+
+    def find() -> str:
+        may_end.wait(60)
+        return "a weight is bad"
+
+    core, runner = make_core(find_unsound=find)
+    runner.not_finite = {"left", "waits"}
+    add(core, "left")
+    add(core, "waits")
+    assert core.step().deltas == []
+    core.handle(AbortRequests(request_ids=["left", "unknown"]))
+    assert [delta.request_id for delta in core.step().deltas] == ["left"]
+    may_end.set()
+    (last,) = run_until_idle(core)["waits"]
+    assert last.error is not None
+    assert "a weight is bad" in last.error
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import pytest
 from quire.core.request_limits import RequestLimits
 from quire.core.request_output import CompletionOutput, Logprob, RequestOutput, RequestTimes
 from quire.core.sampling_params import SamplingParams
-from quire.engine.frontend.beam_search import BeamSearchParams, search
+from quire.engine.frontend.beam_search import BeamSearchParams, BeamSearchSequence, search
 from quire.errors import ContextLengthError, InvalidRequestError
 
 EOS, VOCAB = 3, 4
@@ -78,6 +79,20 @@ def test_small_beams_return_as_many_answers() -> None:
     assert len(output.sequences) == 2
     assert output.decoded(str).sequences[0].text == str(output.sequences[0].tokens)
     assert all(math.isfinite(one.cum_logprob) for one in output.sequences)
+
+
+def test_a_long_search_holds_no_more_ended_answers_than_it_returns() -> None:
+    held = []
+
+    def generate_and_count(
+        prompts: Sequence[list[int]], params: SamplingParams
+    ) -> list[RequestOutput]:
+        held.append(sum(isinstance(each, BeamSearchSequence) for each in gc.get_objects()))
+        return generate(prompts, params)
+
+    params = BeamSearchParams(beam_width=2, max_tokens=40)
+    search([[0]], params, [EOS], LIMITS, generate_and_count)
+    assert max(held) - held[0] < 2 * params.beam_width
 
 
 @pytest.mark.parametrize(("name", "value"), [("beam_width", 0), ("max_tokens", "5")])

@@ -127,6 +127,7 @@ class EngineCore:
                 self._add(message)
             case AbortRequests():
                 self._add_deltas(self._scheduler.abort(message.request_ids))
+                self._add_deltas(self._weights.release(message.request_ids))
                 for request in self._grammars.cancel(message.request_ids):
                     self._deltas.append(make_final_delta(request, FinishReason.ABORT))
             case ResetPrefixCache():

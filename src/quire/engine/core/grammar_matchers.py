@@ -85,7 +85,7 @@ class GrammarMatchers:
 
     def clear(self) -> None:
         """Drop all matchers, and the requests whose grammar is being compiled."""
-        self._pending.clear()
+        self.cancel(list(self._pending))
         self.ready.clear()
 
     def remove(self, request_id: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from quire.core.messages import RequestDelta
 from quire.scheduler.request_outputs import NON_FINITE
@@ -49,6 +49,12 @@ class WeightSearch:
         self._start()
         self._held += [delta for delta in deltas if delta.error == NON_FINITE]
         return [delta for delta in deltas if delta.error != NON_FINITE]
+
+    def release(self, request_ids: Collection[str]) -> list[RequestDelta]:
+        """The deltas of requests that are aborted: their callers do not wait for the outcome."""
+        released = [delta for delta in self._held if delta.request_id in request_ids]
+        self._held = [delta for delta in self._held if delta.request_id not in request_ids]
+        return released
 
     def take(self, timeout: float) -> list[RequestDelta]:
         """The deltas that were held back, once the search has ended; waits for it so long."""

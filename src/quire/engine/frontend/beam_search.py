@@ -124,9 +124,9 @@ class _Search:
             for beam, answer in zip(self.beams, answers, strict=True)
             for candidate in self._candidates(beam, answer)
         ]
-        found.sort(key=self._score, reverse=True)
-        self._finished += [beam for beam in found if beam.finish_reason]
-        self.beams = [beam for beam in found if not beam.finish_reason][: self._params.beam_width]
+        ended = [beam for beam in found if beam.finish_reason]
+        self._finished = self._best([*self._finished, *ended])
+        self.beams = self._best([beam for beam in found if not beam.finish_reason])
 
     def _candidates(
         self, beam: BeamSearchSequence, answer: RequestOutput
@@ -144,8 +144,11 @@ class _Search:
 
     def output(self) -> BeamSearchOutput:
         """The answers found so far, the best one first; they have no text yet."""
-        found = sorted([*self._finished, *self.beams], key=self._score, reverse=True)
-        return BeamSearchOutput(found[: self._params.beam_width])
+        return BeamSearchOutput(self._best([*self._finished, *self.beams]))
+
+    def _best(self, beams: list[BeamSearchSequence]) -> list[BeamSearchSequence]:
+        """The beams with the highest scores, as many as go on; of equals the first ones."""
+        return sorted(beams, key=self._score, reverse=True)[: self._params.beam_width]
 
     def _score(self, beam: BeamSearchSequence) -> float:
         length = self._num_prompt + len(beam.logprobs) - bool(beam.finish_reason)  # no end token

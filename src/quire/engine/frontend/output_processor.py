@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -115,21 +116,25 @@ class OutputProcessor:
             request.prompt_logprobs = [None]  # the first token has no score
         if prepared.messages[0].report_progress:
             request.progress = ProgressReports(len(prepared.prompt_token_ids), arrival)
-        self._requests[prepared.request_id] = request
         stop_when = prepared.stop_when
+        new_detokenizer = partial(
+            Detokenizer,
+            self._tokenizer if sampling.detokenize else _NO_TEXT,
+            prepared.prompt_token_ids,
+            skip_special_tokens=sampling.skip_special_tokens,
+            kept_token_ids=sampling.kept_token_ids,
+            stop=sampling.stop,
+            include_stop_str_in_output=sampling.include_stop_str_in_output,
+            min_tokens=sampling.min_tokens,
+        )
+        # before anything is tracked, as it may fail
+        made = [(new_detokenizer(), stop_when() if stop_when else None) for _ in ids]
         times = self._metrics.record_request(arrival, len(prepared.prompt_token_ids), sampling)
+        self._requests[prepared.request_id] = request
         for index, answer_id in enumerate(ids):
-            detokenizer = Detokenizer(
-                self._tokenizer if sampling.detokenize else _NO_TEXT,
-                prepared.prompt_token_ids,
-                skip_special_tokens=sampling.skip_special_tokens,
-                kept_token_ids=sampling.kept_token_ids,
-                stop=sampling.stop,
-                include_stop_str_in_output=sampling.include_stop_str_in_output,
-                min_tokens=sampling.min_tokens,
-            )
+            detokenizer, is_over = made[index]
             self._answers[answer_id] = _AnswerState(
-                request, index, detokenizer, times[index], stop_when() if stop_when else None
+                request, index, detokenizer, times[index], is_over
             )
 
     def forget(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> list[str]:
