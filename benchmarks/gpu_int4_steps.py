@@ -98,7 +98,7 @@ class Step:
                 gpu_memory_utilization=0.5,
             )  # fmt: skip
             self._core, _ = start_engine(config)
-        self._runner: Any = self._core._executor._runner
+        self._runner: Any = self._core._executor
         self._graphs, self._last = self._runner._graphs, self._runner._batch.last_tokens
         self._num = 0
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from quire.core.sampling_params import SamplingParams
 from quire.kernels.triton.sampling.draw_kernels import Cut
 from quire.sampling.device_sampler import DeviceSampler
+from quire.sampling.host_logits import History
 from quire.sampling.sampler import Sampler
 from quire.sampling.sampling_state import SamplingState
 
@@ -82,7 +83,9 @@ def measure_case(kind: str, count: int, name: str, cuts: list[Cut]) -> dict[str,
     known = np.full(count, 7)
     few = list(range(min(count, 16)))
     expected = Sampler(state).sample(
-        inputs[0][: len(few)].cpu().numpy(), few, np.zeros((count, 8), np.int32), known, known
+        inputs[0][: len(few)].cpu().numpy(),
+        few,
+        History(np.zeros((count, 8), np.int32), known, known),
     )
     times, wrong = [], 0
     for cut in cuts:

@@ -189,7 +189,7 @@ class Bench:
             )  # fmt: skip
             self._core, info = start_engine(config)
         self._vocab_size, self._shape = info.limits.vocab_size, shape
-        runner = self._core._executor._runner
+        runner = self._core._executor
         self.num_layers = len(runner._graphs._work._kv_caches)
         self._clock = StepClock(runner, lambda: torch.cuda.Event(enable_timing=True))
         self._seed = 1

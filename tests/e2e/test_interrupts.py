@@ -264,7 +264,8 @@ def sweep(model: Path, error: type[BaseException], files: tuple[str, ...], every
         if len(last) % 4 == 0:  # what one of them damages, stays so
             assert texts(llm) == expected, last[-4:]
     assert texts(llm) == expected, last[-4:]
-    batch = llm._engine._awake()._core._executor._runner._running.batch  # type: ignore[attr-defined]
+    executor: Any = llm._engine._awake()._core._executor
+    batch = getattr(executor, "_runner", executor)._running.batch
     llm.generate([5], SamplingParams(max_tokens=1), use_tqdm=False)
     assert len(batch._free_rows) >= 3
     llm._engine._awake()._core._scheduler._kv.pool.check()

@@ -23,12 +23,12 @@ from quire.core.messages import AddRequest
 from quire.core.request_limits import RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.engine.core import input_batch
-from quire.engine.core.executor import Executor, OverlappedExecutor
+from quire.engine.core.executor import Executor
 from quire.engine.core.running_requests import RunningRequests
 from quire.engine.gpu import device_batch
 from quire.engine.gpu.device_runner import DeviceRunner
-from quire.engine.gpu.step_graphs import Record, StepTensors, TokenStates
-from quire.engine.gpu.step_work import ModelWork, layers_of_all_kinds
+from quire.engine.gpu.step_graphs import Record
+from quire.engine.gpu.step_work import ModelWork, StepTensors, TokenStates, layers_of_all_kinds
 from quire.engine.startup import torch_start
 from quire.engine.startup.gpu_backend import GpuBackend
 from quire.engine.startup.resolved_config import ResolvedConfig
@@ -104,7 +104,7 @@ class Overlapped(GpuBackend):
             record=self.record,
         )  # fmt: skip
         runner.warm_up()
-        return OverlappedExecutor(runner, runner.step_sizes)
+        return runner
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_together_equals_alone(
     )
     together = serve(core, requests)
     assert core.stats.num_preemptions > 0, "no pressure: the test shows nothing"
-    assert core._executor._runner._sampler.num_drawn > 300
+    assert core._executor._sampler.num_drawn > 300
     assert Rerun.num_replays >= core.stats.num_graph_steps
     assert core.stats.num_graph_steps == (core.stats.num_steps if record else 0)
     assert together.ends == solo.ends
@@ -184,7 +184,7 @@ def test_scales_in_int8_move_with_their_blocks(
     for request in greedy:
         alone |= serve(core, [request]).tokens
     core = start(odd_model, kv_cache_dtype="int8", block_size=2, num_blocks=80, max_num_seqs=50)
-    assert [len(layer) for layer in core._executor._runner._graphs._work._kv_caches] == [4] * 2
+    assert [len(layer) for layer in core._executor._graphs._work._kv_caches] == [4] * 2
     together = serve(core, greedy)
     assert core.stats.num_preemptions > 0, "no pressure: the test shows nothing"
     assert core.stats.prefix_cache_hits > 0

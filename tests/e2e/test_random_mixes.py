@@ -129,9 +129,15 @@ def continued(rng: random.Random, request: AddRequest, alone: RequestDelta) -> A
     )
 
 
+def runner_of(core: EngineCore) -> Any:
+    """What runs the steps; where they overlap that is the executor."""
+    executor: Any = core._executor
+    return getattr(executor, "_runner", executor)
+
+
 def let_fail(core: EngineCore, rng: random.Random, share: float) -> None:
     """Have calls within a step raise errors: this share of them."""
-    runner = core._executor._runner
+    runner = runner_of(core)
     running = runner._running
     calls = [(running, "apply_differences")]
     if hasattr(runner, "launch"):
@@ -172,7 +178,7 @@ def check_idle(core: EngineCore) -> None:
     assert not any(map(len, left))
     last = SamplingParams(max_tokens=1)
     run_alone(core, AddRequest(request_id="last", prompt_token_ids=[5], sampling=last))
-    running = core._executor._runner._running
+    running = runner_of(core)._running
     assert running.batch._rows.keys() <= {"last"}
     assert not any(map(len, [*running.sampling._ragged, running._prompt_logprobs, running.pooler]))
 

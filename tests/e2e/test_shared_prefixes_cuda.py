@@ -54,7 +54,7 @@ def test_together_equals_alone(
     for request in requests:
         alone |= serve(core, [request]).tokens
     core = start(odd_model, enforce_eager=enforce_eager)
-    tiles = core._executor._runner._batch._shared
+    tiles = core._executor._batch._shared
     most, update = 0, tiles.update
 
     def watched(*arguments: object) -> None:

@@ -18,6 +18,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.triton.sampling.draw_kernels import Cut
 from quire.sampling.device_sampler import DeviceSampler
+from quire.sampling.host_logits import History
 from quire.sampling.sampler import Sampler
 from quire.sampling.sampling_state import SamplingState
 
@@ -62,9 +63,8 @@ class Table:
     def on_host(self, logits: Tensor, rows: list[int], positions: list[int]) -> list[int]:
         known = np.zeros(self.size, np.int64)
         known[rows] = positions
-        history = np.zeros((self.size, max(positions) + 1), np.int32)
-        raw = logits.float().numpy()
-        return Sampler(self.state).sample(raw, rows, history, known, known).token_ids
+        history = History(np.zeros((self.size, max(positions) + 1), np.int32), known, known)
+        return Sampler(self.state).sample(logits.float().numpy(), rows, history).token_ids
 
     def check(self, logits: Tensor, rows: list[int], positions: list[int]) -> list[int]:
         tokens, status = self.on_device(logits, rows, positions)

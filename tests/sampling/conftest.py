@@ -11,6 +11,7 @@ import torch
 
 from quire.core.sampling_params import SamplingParams
 from quire.kernels.cpu.native import num_threads, set_num_threads
+from quire.sampling.host_logits import History
 from quire.sampling.sampler import Sampler, SamplerOutput
 from quire.sampling.sampling_state import SamplingState
 
@@ -50,9 +51,8 @@ def sample(
             eos_token_ids=list(eos_token_ids),
             bad_words_ids=[list(word) for word in bad_words_ids],
         )
-    sampler = Sampler(state)
-    raw = logits.numpy().copy()
-    return sampler.sample(raw, list(rows), token_ids, num_tokens, num_prompt_tokens)
+    history = History(token_ids, num_tokens, num_prompt_tokens)
+    return Sampler(state).sample(logits.numpy().copy(), list(rows), history)
 
 
 @pytest.fixture(autouse=True, scope="package")

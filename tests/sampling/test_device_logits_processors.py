@@ -75,9 +75,7 @@ def test_steps_in_a_row_are_the_hosts(bad_words: list[list[int]]) -> None:
         torch.manual_seed(step)
         logits = torch.randn(6, VOCAB).mul_(2.0)  # few tokens stand out, so penalties decide
         some = numbers[step % 3 :]
-        expected = sampler.sample(
-            logits[: len(some)].clone().numpy(), some.tolist(), *table.history
-        )
+        expected = sampler.sample(logits[: len(some)].clone().numpy(), some.tolist(), table.history)
         tokens, status = table.rows.draw(logits[: len(some)].clone(), some, table.history)
         assert tokens.tolist() == expected.token_ids
         assert status.tolist() == [DRAWN] * len(some)
@@ -96,7 +94,7 @@ def test_forced_ends_of_reasoning_go_before_all_bans() -> None:
     for step in range(6):
         logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(step))
         tokens, _ = table.rows.draw(logits.clone(), row, table.history)
-        (drawn,) = sampler.sample(logits.numpy(), [0], *table.history).token_ids
+        (drawn,) = sampler.sample(logits.numpy(), [0], table.history).token_ids
         assert tokens.item() == drawn
         assert drawn in ([3, 9] if step not in (2, 3) else [38 + step - 2])
         table.append([0], [drawn])

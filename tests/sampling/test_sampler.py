@@ -6,6 +6,7 @@ import torch
 
 from quire.core.sampling_params import SamplingParams
 from quire.kernels.cpu.native import num_threads, set_num_threads
+from quire.sampling.host_logits import History
 from quire.sampling.sampler import Sampler
 from quire.sampling.sampling_state import SamplingState
 
@@ -56,9 +57,7 @@ def draw_many(
         output = Sampler(state).sample(
             logits.repeat(REQUESTS, 1).numpy(),
             list(range(REQUESTS)),
-            np.tile(known, (REQUESTS, 1)),
-            filled,
-            filled - len(answer),
+            History(np.tile(known, (REQUESTS, 1)), filled, filled - len(answer)),
         )
         assert not any(output.failed)
         tokens.append(output.token_ids)

@@ -11,6 +11,7 @@ import torch
 
 from quire.core.reasoning_marks import ReasoningMarks
 from quire.core.sampling_params import SamplingParams
+from quire.sampling.host_logits import History
 from quire.sampling.sampler import Sampler, SamplerOutput
 from quire.sampling.sampling_state import SamplingState
 
@@ -72,8 +73,8 @@ def draw(
     state.set_row(1, GREEDY, **ends)
     known = np.zeros((2, 8), np.int32)
     known[0, 1 : 1 + len(answer)] = answer
-    num_tokens = np.array([1 + len(answer), 1])
-    drawn = Sampler(state).sample(logits.numpy(), [0, 1], known, num_tokens, np.array([1, 1]))
+    history = History(known, np.array([1 + len(answer), 1]), np.array([1, 1]))
+    drawn = Sampler(state).sample(logits.numpy(), [0, 1], history)
     assert drawn.token_ids[1] == 7
     assert not any((drawn.failed[1], drawn.exhausted[1], drawn.grammar_terminated[1]))
     return drawn

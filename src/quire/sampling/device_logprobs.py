@@ -28,12 +28,8 @@ class Scores:
         """Start the copies of the scores to the host."""
         return Scores(_sent(self.token_ids), _sent(self.logprobs), _sent(self.ranks))
 
-    def waited_for(self) -> Scores:
-        """The scores as arrays on the host; waits for their copies."""
-        return Scores(self.token_ids.cpu(), self.logprobs.cpu(), self.ranks.cpu())
-
     def report(self, num_logprobs: list[int]) -> list[TokenLogprobs]:
-        """TokenLogprobs of each row with its number of top tokens. Requires copies on the host."""
+        """TokenLogprobs of each row with its number of top tokens; copies have to have arrived."""
         columns = (self.token_ids.tolist(), self.logprobs.tolist(), self.ranks.tolist())
         return [
             TokenLogprobs(ids[: count + 1], values[: count + 1], rank)

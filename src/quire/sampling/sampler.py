@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from quire.array_types import Flags, Floats, Integers, Ints, Logits, Tokens
+from quire.array_types import Flags, Floats, Integers, Ints, Logits
 from quire.core.messages import TokenLogprobs
 from quire.kernels.cpu import row_ops as kernels
 from quire.sampling.draw import draw_any, draw_filtered
@@ -53,18 +53,10 @@ class Sampler:
     def __init__(self, state: SamplingState) -> None:
         self._state = state
 
-    def sample(
-        self,
-        logits: Logits,
-        rows: Sequence[int] | Ints,
-        token_ids: Tokens,
-        num_tokens: Integers,
-        num_prompt_tokens: Integers,
-    ) -> SamplerOutput:
+    def sample(self, logits: Logits, rows: Sequence[int] | Ints, history: History) -> SamplerOutput:
         """Draw one token for each of `rows` [S] from float32 logits [S, V], which are overwritten.
 
-        token_ids [R, max_len], num_tokens [R], num_prompt_tokens [R]: the known tokens of all
-        rows; the drawn token's position is num_tokens[row]. Its random number depends only on the
+        The drawn token's position is history.num_tokens[row]. Its random number depends only on the
         row's seed and this position. Greedy rows take the highest logit, ties the lowest id.
         """
         index = np.asarray(rows, np.int64)
@@ -73,13 +65,12 @@ class Sampler:
         asked = np.flatnonzero(self._state.needs[index] & Need.LOGPROBS)
         # a copy, as logits processors change them in place
         raw = logits[asked] if len(asked) else None
-        history = History(token_ids, num_tokens, num_prompt_tokens)
         batch = Rows.of(logits)
         # NaN and +inf reach the maximum, and -inf is the maximum only of rows with nothing else.
         failed = ~np.isfinite(batch.peaks)
         self._adjust(batch, index, history)
         lost = ~np.isfinite(batch.peaks) | failed
-        drawn = self._draw(batch, index, lost, num_tokens)
+        drawn = self._draw(batch, index, lost, history.num_tokens)
         report: list[TokenLogprobs | None] = [None] * len(index)
         if raw is not None:
             found = self._score(raw, index[asked], drawn[asked].tolist())

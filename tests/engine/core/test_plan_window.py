@@ -36,7 +36,7 @@ class Device:
     def monotonic(self) -> float:
         return self.now
 
-    def warm_up(self) -> None:
+    def record(self) -> None:
         pass
 
     def reset(self) -> None:

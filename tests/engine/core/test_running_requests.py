@@ -36,5 +36,7 @@ def test_scores_of_a_prompt_hold_up_its_own_steps_alone(
     entry = ScheduledRequest(
         request_id="a", start=start, num_tokens=num_tokens, new_block_ids=[], samples=True
     )
-    order = StepOrder([entry], np.array(rows), np.array([0, num_tokens]))
+    order = StepOrder(
+        [entry], np.array(rows), np.array([0, num_tokens]), np.array([start + num_tokens])
+    )
     assert running.needs_hidden_states(order) is wanted

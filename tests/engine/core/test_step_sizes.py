@@ -13,8 +13,8 @@ from quire.core.layer_spec import LayerSpec
 from quire.engine.core.input_batch import InputBatch
 from quire.engine.core.step_sizes import StepSize, StepSizes
 from quire.engine.gpu.device_batch import DeviceBatch
-from quire.engine.gpu.step_graphs import StepGraphs, StepTensors, TokenStates
-from quire.engine.gpu.step_work import layers_of_all_kinds
+from quire.engine.gpu.step_graphs import StepGraphs
+from quire.engine.gpu.step_work import StepTensors, TokenStates, layers_of_all_kinds
 from quire.hub import resolve_model
 from quire.kernels.dispatch import kernels_for
 from quire.models.config.model_config import ModelConfig

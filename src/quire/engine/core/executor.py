@@ -1,4 +1,4 @@
-"""Executors run scheduled steps: at once, or with a second one launched behind the first.
+"""Executors run scheduled steps: here at once; gpu/device_runner.py launches one behind another.
 
 One process per model so far; an executor for several ranks would send the same plan to each.
 """
@@ -6,13 +6,11 @@ One process per model so far; an executor for several ranks would send the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 
 from quire.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
-
-Step = TypeVar("Step")
 
 
 class Runner(Protocol):
@@ -23,22 +21,6 @@ class Runner(Protocol):
 
     def reset(self) -> None:
         """Drop all requests, whatever an interrupted step has left."""
-
-
-class LaunchingRunner(Protocol[Step]):
-    """A model runner that launches steps on a device without waiting for them."""
-
-    def launch(self, plan: SchedulerOutput) -> Step:
-        """Launch a step after those that are already launched."""
-
-    def collect(self, step: Step) -> ModelRunnerOutput:
-        """Wait for a step's result; called in the order of the launches."""
-
-    def record(self) -> None:
-        """Capture the graphs that steps replay; called once, before the first step."""
-
-    def reset(self) -> None:
-        """Wait for the device, and drop all steps and requests, whatever a step has left."""
 
 
 Outcome = Callable[[], ModelRunnerOutput]
@@ -55,14 +37,14 @@ class Executor(Protocol):
     max_in_flight: int
     step_sizes: Sequence[int]
 
-    def warm_up(self) -> None:
-        """Prepare for the first step, once kernels are compiled: captures graphs."""
+    def record(self) -> None:
+        """Capture the graphs that steps replay; called once, when kernels are compiled."""
 
     def execute(self, plan: SchedulerOutput) -> Outcome:
         """Start a step; steps run in the order of these calls. Errors are raised by the outcome."""
 
     def reset(self) -> None:
-        """Drop all steps and requests, as after `warm_up`: plans have to add them again."""
+        """Drop all steps and requests, as after `record`: plans have to add them again."""
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -84,7 +66,7 @@ class UniprocExecutor:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
-    def warm_up(self) -> None:
+    def record(self) -> None:
         """Does nothing: there are no graphs to capture."""
 
     def execute(self, plan: SchedulerOutput) -> Outcome:
@@ -97,30 +79,4 @@ class UniprocExecutor:
 
     def reset(self) -> None:
         """Drop all requests."""
-        self._runner.reset()
-
-
-class OverlappedExecutor(Generic[Step]):
-    """Launches a step while the one before it still runs on the device."""
-
-    max_in_flight = 2
-
-    def __init__(self, runner: LaunchingRunner[Step], step_sizes: Sequence[int]) -> None:
-        self._runner = runner
-        self.step_sizes = step_sizes
-
-    def warm_up(self) -> None:
-        """Capture the graphs that steps replay."""
-        self._runner.record()
-
-    def execute(self, plan: SchedulerOutput) -> Outcome:
-        """Launch the step; an error, at once or later, is raised by the outcome."""
-        try:
-            step = self._runner.launch(plan)
-        except Exception as failure:  # as above
-            return Failed(failure)
-        return lambda: self._runner.collect(step)
-
-    def reset(self) -> None:
-        """Wait for the device, and drop all steps and requests."""
         self._runner.reset()

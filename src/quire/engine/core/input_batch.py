@@ -23,6 +23,7 @@ class StepOrder(msgspec.Struct, frozen=True):
     scheduled: list[ScheduledRequest]  # in batch order
     rows: Ints  # [B] batch row of each scheduled request
     query_start: Ints  # [B + 1] first token of each request in the flat list
+    seq_lens: Ints  # [B] tokens that each request has after the step
 
 
 class StepInputs(StepOrder, frozen=True):
@@ -112,6 +113,7 @@ class InputBatch:
             scheduled=scheduled,
             rows=rows,
             query_start=flat.query_start,
+            seq_lens=seq_lens,
             input_ids=self.token_ids[rows[flat.rows], flat.positions].astype(np.int64),
             ragged=ragged,
         )

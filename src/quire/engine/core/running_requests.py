@@ -100,9 +100,7 @@ class RunningRequests:
         due: indices into order.scheduled. The logits are overwritten.
         """
         batch, rows = self.batch, order.rows[due]
-        drawn = self._sampler.sample(
-            logits, rows, batch.token_ids, batch.num_tokens, batch.num_prompt_tokens
-        )
+        drawn = self._sampler.sample(logits, rows, batch.history)
         lost = list[int]()
         for sample, index in enumerate(due.tolist()):
             result = results[order.scheduled[index].request_id]

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.engine.gpu.step_graphs import Record, StepTensors
+from quire.engine.gpu.step_graphs import Record
+from quire.engine.gpu.step_work import StepTensors
 
 # by the size of a number: a type that the array interface knows
 _PLAIN_TYPES = {2: "<i2", 4: "<i4"}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.array_types import Int32s, Ints
-from quire.core.scheduler_output import ScheduledRequest, SchedulerOutput
+from quire.core.scheduler_output import SchedulerOutput
 from quire.engine.core.input_batch import InputBatch, StepOrder
 from quire.engine.core.shared_prefixes import SharedTiles
 from quire.engine.core.step_sizes import StepSize
@@ -82,10 +82,10 @@ class DeviceBatch:
         rows = np.array([self._batch.row_of(entry.request_id) for entry in plan.scheduled])
         by_row = np.argsort(rows)
         scheduled = [plan.scheduled[index] for index in by_row.tolist()]
-        counts = [entry.num_tokens for entry in scheduled]
         query_start = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(counts, out=query_start[1:])
-        return StepOrder(scheduled=scheduled, rows=rows[by_row], query_start=query_start)
+        np.cumsum([entry.num_tokens for entry in scheduled], out=query_start[1:])
+        seq_lens = np.array([entry.start + entry.num_tokens for entry in scheduled], np.int64)
+        return StepOrder(scheduled, rows[by_row], query_start, seq_lens)
 
     def take(self, order: StepOrder) -> bool:
         """Note the new blocks of a step; returns whether some requests begin with the same blocks.
@@ -97,7 +97,7 @@ class DeviceBatch:
             return False
         decodes = np.flatnonzero(np.diff(order.query_start) == 1)
         rows, batch = order.rows[decodes], self._batch
-        starts = _starts(order.scheduled)[decodes]
+        starts = order.seq_lens[decodes] - 1
         self._shared.update(rows, batch.tenancies[rows], starts, batch.block_table)
         return self._shared.num_tiles > 0
 
@@ -173,14 +173,14 @@ class DeviceBatch:
         return StepSections(size.num_tokens, self._num_rows)
 
     def _fill_tokens(self, step: HostStep, order: StepOrder) -> None:
-        starts, counts = _starts(order.scheduled), np.diff(order.query_start)
+        counts = np.diff(order.query_start)
         lengths = np.zeros(self._num_rows, np.int32)
         lengths[order.rows] = counts
         step.query_start_loc[0] = 0
         np.cumsum(lengths, out=step.query_start_loc[1:])
         step.seq_lens[:] = 0
-        step.seq_lens[order.rows] = starts + counts
-        flat = FlatTokens.of(counts, starts + counts)
+        step.seq_lens[order.rows] = order.seq_lens
+        flat = FlatTokens.of(counts, order.seq_lens)
         rows, num_tokens = order.rows[flat.rows], len(flat.rows)
         is_known = flat.positions < self._batch.num_tokens[rows]
         known = self._batch.token_ids[rows, flat.positions]
@@ -218,7 +218,3 @@ class PinnedBuffers:
         """The buffer that was used least recently."""
         self._buffers.rotate(-1)  # in one call, so that an interrupt loses no buffer
         return self._buffers[-1]
-
-
-def _starts(scheduled: list[ScheduledRequest]) -> Ints:
-    return np.array([entry.start for entry in scheduled], np.int64)

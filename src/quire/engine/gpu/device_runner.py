@@ -13,6 +13,7 @@ from the host: such a step is waited for.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,6 +24,7 @@ from torch import Tensor
 from quire.array_types import Int32s, Ints
 from quire.core.request_limits import RequestLimits
 from quire.core.scheduler_output import ModelRunnerOutput, SampleResult, SchedulerOutput
+from quire.engine.core.executor import Failed, Outcome
 from quire.engine.core.input_batch import StepOrder
 from quire.engine.core.running_requests import RunningRequests, finite_requests
 from quire.engine.core.step_sizes import StepSizes
@@ -33,7 +35,7 @@ from quire.engine.gpu.step_work import DeviceDraw, ModelWork
 from quire.kernels.batch_layout import have_few_keys
 from quire.kernels.dispatch import Kernels
 from quire.models.runtimes.torch_model import CausalLM, KVCaches, TorchStates
-from quire.sampling.device_logits_processors import DRAWN, EXHAUSTED
+from quire.sampling.device_logits_processors import DRAWN, EXHAUSTED, DeviceLogitsProcessors
 from quire.sampling.structured_mask import GrammarConstraint, advance_grammars
 
 
@@ -56,12 +58,14 @@ class PendingStep:
 
 
 class DeviceRunner:
-    """Runs the steps of one rank on a device that works while the host goes on.
+    """The `Executor` of one rank on a device that works while the host goes on.
 
     max_num_tokens: of a step. num_warmed_up: see `ModelWork`. record: records parts of steps as
     graphs; None: kernels are launched one by one. shares_prefixes: whether requests may hold the
     same blocks.
     """
+
+    max_in_flight = 2
 
     def __init__(
         self,
@@ -89,12 +93,16 @@ class DeviceRunner:
             limits.max_num_seqs, max_num_tokens,
             pads_mixed=record is not None, shares_prefixes=shares_prefixes,
         )  # fmt: skip
-        self._logits = StepLogits(running, sampler, kernels, self._batch.last_tokens)
+        self._processors = DeviceLogitsProcessors(
+            running.sampling, limits.max_num_seqs, sampler.sample, kernels, device
+        )
+        self._logits = StepLogits(running, self._processors, self._batch.last_tokens)
         self._work = ModelWork(
             model, kv_caches, self._batch, sampler, kernels, running.heartbeat,
             has_head=limits.generates, num_warmed_up=num_warmed_up,
         )  # fmt: skip
         self._graphs = StepGraphs(self._work, self._sizes, record)
+        self.step_sizes: Sequence[int] = self._sizes.mixed
         self._on_gpu = device.type == "cuda"
         self._buffers = PinnedBuffers(2 * limits.max_num_seqs + max_num_tokens, device)
         self._pending: deque[PendingStep] = deque()
@@ -103,7 +111,7 @@ class DeviceRunner:
     def warm_up(self) -> None:
         """Launch each kernel of recorded steps, and those that may follow them."""
         self._graphs.warm_up_all(self._batch.clear)
-        self._logits.warm_up()
+        self._processors.warm_up()
         self._receive(self._batch.last_tokens)
 
     @torch.inference_mode()
@@ -111,10 +119,13 @@ class DeviceRunner:
         """Record what steps replay; call `warm_up` first."""
         self._graphs.record_all(self._batch.clear)
 
-    @property
-    def step_sizes(self) -> list[int]:
-        """See `Executor`."""
-        return self._sizes.mixed
+    def execute(self, plan: SchedulerOutput) -> Outcome:
+        """Launch a step; an error, at once or later, is raised by the outcome."""
+        try:
+            step = self.launch(plan)
+        except Exception as failure:  # any error of a step; the engine must outlive it
+            return Failed(failure)
+        return lambda: self.collect(step)
 
     @torch.inference_mode()
     def launch(self, plan: SchedulerOutput) -> PendingStep:
@@ -125,14 +136,13 @@ class DeviceRunner:
         rows = order.rows[due]
         num_tokens = int(order.query_start[-1])
         has_prefills, has_shared = num_tokens > len(order.rows), self._batch.take(order)
-        lengths = _lengths(order)
-        has_few_keys = has_prefills and have_few_keys(np.diff(order.query_start), lengths)
+        has_few_keys = has_prefills and have_few_keys(np.diff(order.query_start), order.seq_lens)
         size = self._sizes.of(num_tokens, len(due), has_prefills, has_shared, has_few_keys)
-        self._batch.send(order, size, due, np.where(self._logits.among(rows), -1, rows))
+        self._batch.send(order, size, due, np.where(self._processors.among(rows), -1, rows))
         tensors = self._graphs.run(size, partial(self._upload_sampling, entered))
-        if self._logits.read_answers(rows):
+        if self._processors.read_answers(rows):
             self._finish_pending()  # while the device is busy
-        self._logits.draw(tensors, size.num_samples, rows, lengths[due])
+        self._logits.draw(tensors, size.num_samples, rows, order.seq_lens[due])
         step = PendingStep(
             plan, order, due, rows,
             tenancies=self._running.batch.tenancies[rows],
@@ -152,7 +162,7 @@ class DeviceRunner:
     def _upload_sampling(self, rows: list[int]) -> None:
         """Upload the sampling params of rows that have new requests."""
         self._sampler.upload(rows)
-        self._logits.enter(rows)
+        self._processors.enter(rows, self._running.batch.history)
 
     def collect(self, step: PendingStep) -> ModelRunnerOutput:
         """Wait for a step's outcome; steps are collected in the order of their launches."""
@@ -249,8 +259,3 @@ def _results(step: PendingStep, drawn: Int32s, failed: Int32s) -> list[SampleRes
                 is_exhausted = status == EXHAUSTED
                 results[index] = SampleResult(exhausted=is_exhausted, failed=not is_exhausted)
     return results
-
-
-def _lengths(order: StepOrder) -> Ints:
-    """Tokens that each request has after this step: [B]."""
-    return np.array([entry.start + entry.num_tokens for entry in order.scheduled], np.int64)

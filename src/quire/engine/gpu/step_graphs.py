@@ -1,7 +1,7 @@
 """Recorded steps (CUDA graphs), one set per step size: one or two launches for a whole step.
 
-Owns the recordings; does not know what a step does, how it is recorded (cuda_graph.py), nor which
-sizes there are (step_sizes.py). A step that only decodes is one recording. One with parts of
+Owns the recordings; step_work.py has what a step does, cuda_graph.py how it is recorded, and
+step_sizes.py which sizes there are. A step that only decodes is one recording. One with parts of
 prompts is two, since few of its tokens are followed by a sampled one: the layers by the number of
 tokens, and what only sampled tokens need by the number of samples.
 """
@@ -11,71 +11,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
 
 import torch
-from torch import Tensor
 
 from quire.engine.core.step_sizes import StepSize, StepSizes
+from quire.engine.gpu.step_work import ModelWork, StepTensors, TokenStates
 
 logger = logging.getLogger(__name__)
 
 # What is recorded, and its size in tokens: decodes without and with shared prefixes, layers for any
 # prompts and for short ones; for "draw", sampling, its size in samples.
 Part = tuple[Literal["decode", "shared decode", "layers", "short layers", "draw"], int]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenStates:
-    """A step's tokens after its layers, N rows with the step's tokens first.
-
-    With heads, the residual [N, H] before the last layer, and what its attention found: the rest of
-    that layer is computed for those tokens alone whose hidden states are needed. Without, hidden
-    states.
-    """
-
-    states: Tensor  # [N, H]
-    heads: Tensor | None = None  # [N, Hq · D]
-
-    @property
-    def checked(self) -> Tensor:
-        """The tensor whose rows show every non-finite number that a token's layers computed."""
-        return self.states if self.heads is None else self.heads
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> TokenStates:
-        """New states, whose tensors are those of these, changed."""
-        heads = None if self.heads is None else change(self.heads)
-        return TokenStates(change(self.states), heads)
-
-    def fill(self, other: TokenStates) -> None:
-        """Copy the rows of another into the first ones."""
-        self.states[: len(other.states)].copy_(other.states)
-        if self.heads is not None and other.heads is not None:
-            self.heads[: len(other.heads)].copy_(other.heads)
-
-
-@dataclass(frozen=True, slots=True)
-class StepTensors:
-    """The results of a step on the device."""
-
-    tokens: TokenStates
-    logits: Tensor | None  # [S, V]; None for a model without a head, and without samples
-    outcome: Tensor  # int32 [2 S + N], see kernels.reference_step.finish_step
-
-
-class StepWork(Protocol):
-    """The work of a step on the device, which a CUDA graph captures."""
-
-    def forward(self, size: StepSize, *, is_warm_up: bool = False) -> TokenStates:
-        """Compute the layers of the packed step's T tokens.
-
-        is_warm_up: launch each kernel that a step of this size has, but not for all layers.
-        """
-
-    def finish(self, tokens: TokenStates, num_samples: int) -> StepTensors:
-        """Compute the outcome from what the layers found."""
 
 
 class Recording(Protocol):
@@ -98,7 +46,7 @@ class StepGraphs:
     record: records a part of a step; None: kernels are launched one by one.
     """
 
-    def __init__(self, work: StepWork, sizes: StepSizes, record: Record | None) -> None:
+    def __init__(self, work: ModelWork, sizes: StepSizes, record: Record | None) -> None:
         self._work = work
         self._sizes = sizes
         self._record = record

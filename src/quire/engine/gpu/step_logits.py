@@ -11,12 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from quire.array_types import Flags, Ints
+from quire.array_types import Ints
 from quire.core.messages import TokenLogprobs
 from quire.engine.core.running_requests import RunningRequests
-from quire.engine.gpu.step_graphs import StepTensors
-from quire.engine.gpu.step_work import DeviceDraw
-from quire.kernels.dispatch import Kernels
+from quire.engine.gpu.step_work import StepTensors
 from quire.sampling.device_logits import on_device
 from quire.sampling.device_logits_processors import DeviceLogitsProcessors
 from quire.sampling.device_logprobs import Scores, score, score_named
@@ -43,37 +41,19 @@ class StepLogits:
     """
 
     def __init__(
-        self,
-        running: RunningRequests,
-        sampler: DeviceDraw,
-        kernels: Kernels,
-        last_tokens: Tensor,
+        self, running: RunningRequests, processors: DeviceLogitsProcessors, last_tokens: Tensor
     ) -> None:
         self._state = running.sampling
         self._batch = running.batch
+        self._processors = processors
         self._last_tokens = last_tokens
-        self._rows = DeviceLogitsProcessors(
-            self._state, len(last_tokens), sampler.sample, kernels, last_tokens.device
-        )
-
-    def enter(self, rows: list[int]) -> None:
-        """Remember rows that have new requests."""
-        self._rows.enter(rows, self._batch.history)
-
-    def among(self, rows: Ints) -> Flags:
-        """Flags [N] of those rows [N] that are not sampled in the recorded part."""
-        return self._rows.among(rows)
-
-    def read_answers(self, rows: Ints) -> bool:
-        """Whether the host has to know all tokens of these rows before `draw`."""
-        return self._rows.read_answers(rows)
 
     def draw(self, tensors: StepTensors, num_samples: int, rows: Ints, lengths: Ints) -> None:
         """Sample for those of the samples' rows [D] that the recorded part left out.
 
         lengths [D]: tokens that each row has after this step.
         """
-        samples = np.flatnonzero(self._rows.among(rows))
+        samples = np.flatnonzero(self._processors.among(rows))
         if not len(samples):
             return
         assert tensors.logits is not None
@@ -81,7 +61,7 @@ class StepLogits:
         history = self._batch.history
         num_tokens = history.num_tokens.copy()
         num_tokens[rows] = lengths
-        tokens, status = self._rows.draw(
+        tokens, status = self._processors.draw(
             tensors.logits.index_select(0, index[0]).float(),
             rows[samples],
             history._replace(num_tokens=num_tokens),
@@ -124,7 +104,3 @@ class StepLogits:
         drawn = tensors.outcome.index_select(0, index)
         scores = score_named(tensors.logits, index, drawn, on_device(named, tensors.logits))
         return WantedScores(samples.tolist(), counts, scores.on_host())
-
-    def warm_up(self) -> None:
-        """Launch what would otherwise be compiled at its first use."""
-        self._rows.warm_up()

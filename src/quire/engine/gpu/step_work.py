@@ -6,17 +6,55 @@ know how a step gets to the device (device_batch.py) nor what becomes of its out
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from quire.engine.core.step_sizes import StepSize
 from quire.engine.gpu.device_batch import DeviceBatch
-from quire.engine.gpu.step_graphs import StepTensors, TokenStates
 from quire.kernels.dispatch import Kernels
 from quire.layers.forward_context import ForwardContext, Heartbeat
 from quire.models.runtimes.torch_model import CausalLM, KVCaches
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStates:
+    """A step's tokens after its layers, N rows with the step's tokens first.
+
+    With heads, the residual [N, H] before the last layer, and what its attention found: the rest of
+    that layer is computed for those tokens alone whose hidden states are needed. Without, hidden
+    states.
+    """
+
+    states: Tensor  # [N, H]
+    heads: Tensor | None = None  # [N, Hq · D]
+
+    @property
+    def checked(self) -> Tensor:
+        """The tensor whose rows show every non-finite number that a token's layers computed."""
+        return self.states if self.heads is None else self.heads
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> TokenStates:
+        """New states, whose tensors are those of these, changed."""
+        heads = None if self.heads is None else change(self.heads)
+        return TokenStates(change(self.states), heads)
+
+    def fill(self, other: TokenStates) -> None:
+        """Copy the rows of another into the first ones."""
+        self.states[: len(other.states)].copy_(other.states)
+        if self.heads is not None and other.heads is not None:
+            self.heads[: len(other.heads)].copy_(other.heads)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """The results of a step on the device."""
+
+    tokens: TokenStates
+    logits: Tensor | None  # [S, V]; None for a model without a head, and without samples
+    outcome: Tensor  # int32 [2 S + N], see kernels.reference_step.finish_step
 
 
 class DeviceDraw(Protocol):
@@ -33,7 +71,7 @@ class DeviceDraw(Protocol):
 
 
 class ModelWork:
-    """A model's steps; see `step_graphs.StepWork`.
+    """A model's steps, as CUDA graphs capture them.
 
     num_warmed_up: see `layers_of_all_kinds`. heartbeat: called while kernels are launched.
     """

@@ -52,7 +52,7 @@ class Backend(Protocol):
     def make_executor(
         self, limits: RequestLimits, matchers: Mapping[str, Matcher], heartbeat: Heartbeat
     ) -> Executor:
-        """Return an executor, which has still to `warm_up`. heartbeat: called in long steps."""
+        """Return an executor, which has still to `record`. heartbeat: called in long steps."""
 
     def has_started(self) -> None:
         """Release what only the start needed."""

@@ -18,7 +18,7 @@ import torch
 from quire.core.layer_spec import KVLayerSpec
 from quire.core.request_limits import RequestLimits
 from quire.dtypes import DTYPES
-from quire.engine.core.executor import Executor, OverlappedExecutor, UniprocExecutor
+from quire.engine.core.executor import Executor, UniprocExecutor
 from quire.engine.core.model_runner import ModelRunner
 from quire.engine.core.running_requests import RunningRequests
 from quire.engine.gpu.device_runner import DeviceRunner
@@ -89,7 +89,7 @@ class GpuBackend:
             shares_prefixes=config.shares_prefixes,
         )
         runner.warm_up()
-        return OverlappedExecutor(runner, runner.step_sizes)
+        return runner
 
     def has_started(self) -> None:
         """Do nothing: a GPU's start leaves nothing behind."""

@@ -68,7 +68,7 @@ def start_engine(
             backend.allocate(num_blocks)
         executor = backend.make_executor(limits, grammars.ready, heartbeat)
     with phases.timed("graphs"), fitting_step(config):
-        executor.warm_up()
+        executor.record()
     backend.has_started()
     core = EngineCore(
         partial(_make_scheduler, backend, limits, executor), executor, limits, grammars,

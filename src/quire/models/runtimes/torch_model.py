@@ -116,7 +116,7 @@ class TorchStates:
         logits = self.model.compute_logits(self.states[tokens])
         ids = torch.tensor(following, device=logits.device)
         made = score(logits, torch.arange(len(logits), device=logits.device), ids, count)
-        return made.waited_for().report([count] * len(following))
+        return made.report([count] * len(following))
 
     @torch.inference_mode()
     def logits(self, tokens: slice | Ints) -> Logits:
