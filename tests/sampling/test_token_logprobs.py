@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.sampling_params import SamplingParams
-from quire.sampling.token_logprobs import prompt_logprobs, token_logprobs
+from quire.sampling.token_logprobs import token_logprobs
 
 
 def random_logits(count: int, vocab: int, levels: int = 4) -> torch.Tensor:
@@ -35,35 +35,35 @@ def test_they_are_the_log_softmax_in_order(vocab: int, count: int, levels: int, 
 def test_they_do_not_depend_on_the_batch(vocab: int) -> None:
     logits = random_logits(21, vocab).numpy()
     tokens = [(i * 977) % vocab for i in range(21)]
-    together = prompt_logprobs(logits, tokens, 7)
+    together = token_logprobs(logits, tokens, [7] * 21)
     assert together == [
-        prompt_logprobs(logits[i : i + 1], [token], 7)[0] for i, token in enumerate(tokens)
+        token_logprobs(logits[i : i + 1], [token], [7])[0] for i, token in enumerate(tokens)
     ]
 
 
 def test_they_sum_to_one() -> None:
     logits = torch.randn(1, 20, generator=torch.Generator().manual_seed(3)).numpy() * 4
-    (found,) = prompt_logprobs(logits, [3], 20)
+    (found,) = token_logprobs(logits, [3], [20])
     assert math.isclose(sum(map(math.exp, found.logprobs[1:])), 1.0, abs_tol=1e-5)
     assert found.logprobs[1:] == sorted(found.logprobs[1:], reverse=True)
 
 
 def test_none_asked_for_is_the_token_alone() -> None:
-    (found,) = prompt_logprobs(np.zeros((1, 4), np.float32), [2], 0)
+    (found,) = token_logprobs(np.zeros((1, 4), np.float32), [2], [0])
     assert (found.token_ids, found.rank) == ([2], 1)
     assert math.isclose(found.logprobs[0], math.log(1 / 4), rel_tol=1e-6)
 
 
 def test_a_token_that_cannot_occur_has_minus_infinity() -> None:
     logits = np.array([[0.0, -np.inf, 1.0]], np.float32)
-    (found,) = prompt_logprobs(logits, [1], 3)
+    (found,) = token_logprobs(logits, [1], [3])
     assert found.token_ids == [1, 2, 0, 1]
     assert found.logprobs[0] == found.logprobs[3] == -math.inf
     assert found.rank == 3
 
 
 def test_no_positions() -> None:
-    assert prompt_logprobs(np.zeros((0, 9), np.float32), [], 3) == []
+    assert token_logprobs(np.zeros((0, 9), np.float32), [], []) == []
 
 
 @pytest.mark.parametrize("vocab", [64, 101])

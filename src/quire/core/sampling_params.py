@@ -137,7 +137,8 @@ class SamplingParams(
         if self.output_kind is not None:
             _convert_kind(self)
         given = [name for name, default in _DEFAULTS if getattr(self, name) is not default]
-        _convert_numbers(self, given)
+        for name in given:
+            msgspec.structs.force_setattr(self, name, plain_number(getattr(self, name)))
         _check_types(self, given)
         _check_ranges(self, given)
         self.check_lists()
@@ -242,12 +243,6 @@ def _convert_lists(params: SamplingParams) -> None:
         msgspec.structs.force_setattr(params, "logit_bias", plain)
     elif params.logit_bias is not None:  # to be refused: an array is compared by its items
         msgspec.structs.force_setattr(params, "logit_bias", plain_value(params.logit_bias))
-
-
-def _convert_numbers(params: SamplingParams, given: list[str]) -> None:
-    """Make Python's numbers of those of NumPy and PyTorch."""
-    for field in given:
-        msgspec.structs.force_setattr(params, field, plain_number(getattr(params, field)))
 
 
 def _convert_kind(params: SamplingParams) -> None:

@@ -206,16 +206,17 @@ class KVCacheManager:
         num_full = len(request.token_ids) // size
         if len(hashes) == num_full:
             return hashes
-        parent = hashes[-1] if hashes else self._root(request.cache_salt)
+        if hashes:
+            parent = hashes[-1]
+        else:
+            salt = request.cache_salt.encode("utf-8", "surrogatepass")
+            parent = hashlib.sha256(self._seed_digest + salt).digest()
         tokens = request.token_ids[len(hashes) * size : num_full * size]
         packed = struct.pack(f"<{len(tokens)}I", *tokens)
         for start in range(0, len(packed), 4 * size):
             parent = hashlib.sha256(parent + packed[start : start + 4 * size]).digest()
             hashes.append(parent)
         return hashes
-
-    def _root(self, salt: str) -> bytes:
-        return hashlib.sha256(self._seed_digest + salt.encode("utf-8", "surrogatepass")).digest()
 
     def _count_admission(self, request: Request, num_hits: int, missing: list[bytes]) -> None:
         """Count a first admission; blocks found after a preemption are not cache hits.

@@ -33,23 +33,17 @@ def allocate_kv(
 
     Zeros, because a kernel may read a slot that it then masks, and stray NaNs pass through masks.
     """
-    return [_layer_cache(layer, num_blocks, block_size, dtype, device) for layer in layers]
 
+    def cache_of(layer: KVLayerSpec) -> tuple[Tensor, ...]:
+        own = dtype if layer.dtype is None else torch_dtype(layer.dtype)
+        beside = own == torch.int8 and torch.device(device).type not in _WITH_SCALES_IN_ROWS
+        slots, rows = (num_blocks, block_size, layer.num_heads), list[int]()
+        for dim in (layer.key_dim, layer.value_dim):
+            rows.append(dim if beside else row_bytes(dim, dtype_name(own)) // own.itemsize)
+        found = [_zeros((*slots, row), own, device) for row in rows]
+        return (*found, *(_zeros(slots, torch.bfloat16, device) for _ in range(2 * beside)))
 
-def _layer_cache(
-    layer: KVLayerSpec,
-    num_blocks: int,
-    block_size: int,
-    dtype: torch.dtype,
-    device: torch.device | str,
-) -> tuple[Tensor, ...]:
-    own = dtype if layer.dtype is None else torch_dtype(layer.dtype)
-    beside = own == torch.int8 and torch.device(device).type not in _WITH_SCALES_IN_ROWS
-    slots, rows = (num_blocks, block_size, layer.num_heads), list[int]()
-    for dim in (layer.key_dim, layer.value_dim):
-        rows.append(dim if beside else row_bytes(dim, dtype_name(own)) // own.itemsize)
-    found = [_zeros((*slots, row), own, device) for row in rows]
-    return (*found, *(_zeros(slots, torch.bfloat16, device) for _ in range(2 * beside)))
+    return [cache_of(layer) for layer in layers]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:

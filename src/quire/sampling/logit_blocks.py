@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from quire.array_types import Floats, Ints, Logits
-from quire.kernels import reference_arrays, sampling_math
+from quire.kernels import sampling_math
 from quire.kernels.cpu.row_ops import block_masses, block_maxima
 from quire.kernels.reference_arrays import BLOCK
 
@@ -40,7 +40,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def select(self, index: Ints | slice) -> Rows:
+    def select(self, index: Ints) -> Rows:
         """The rows with these indices, without a copy of logits."""
         return Rows(self.logits, self.samples[index], self.maxima[index])
 
@@ -54,15 +54,6 @@ class Rows:
         flat = blocks + self.samples[:, None] * self.maxima.shape[1]
         near: Logits = self.logits.reshape(-1, BLOCK)[flat].reshape(len(self), -1)
         return near
-
-    def copy(self) -> Logits:
-        """The logits of these rows: [N, P]."""
-        rows: Logits = self.logits[self.samples]
-        return rows
-
-    def pieces(self) -> list[slice]:
-        """Slices of these rows, small enough that a copy stays in a core's cache."""
-        return reference_arrays.few_rows(len(self), self.logits.shape[1])
 
     def masses(self, temperature: Floats) -> Ints:
         """The sum of the tokens' weights in each block: [N, B]."""

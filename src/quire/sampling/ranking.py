@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from quire.array_types import Ints, Logits
-from quire.kernels.reference_arrays import BLOCK
+from quire.kernels.reference_arrays import BLOCK, few_rows
 from quire.sampling.logit_blocks import Rows
 
 _SMALL = 1 << 14  # tokens; below this, many rows are sorted at once
@@ -28,7 +28,8 @@ def ranked(rows: Rows, width: int) -> tuple[Ints, Logits]:
     outside of them has `width` better ones inside, so only the chosen blocks are searched.
     """
     if 2 * width > rows.maxima.shape[1]:
-        found = [_search(rows.select(piece).copy(), width) for piece in rows.pieces()]
+        pieces = few_rows(len(rows), rows.logits.shape[1])  # whose copies stay in a core's cache
+        found = [_search(rows.logits[rows.samples[piece]], width) for piece in pieces]
         return np.concatenate([ids for ids, _ in found]), np.concatenate([x for _, x in found])
     blocks = np.sort(_order(rows.maxima, width), axis=1)  # [N, width], in order of token ids
     values = rows.open(blocks)

@@ -41,13 +41,6 @@ def with_named(logits: Logits, found: TokenLogprobs, named: Ints) -> TokenLogpro
     )
 
 
-def prompt_logprobs(
-    logits: Logits, next_token_ids: list[int], num_logprobs: int
-) -> list[TokenLogprobs]:
-    """TokenLogprobs of prompt tokens: raw float32 logits [N, V], and the tokens after them [N]."""
-    return token_logprobs(logits, next_token_ids, [num_logprobs] * len(next_token_ids))
-
-
 def _report(logits: Logits, token_ids: list[int], num_logprobs: list[int]) -> list[TokenLogprobs]:
     rows = Rows.of(logits)
     ids = np.array(token_ids, np.int64)[:, None]  # [N, 1]

@@ -67,7 +67,8 @@ class Planner:
         self._chunks.begin(step, len(running), num_requests, remaining, limit)
         self._plan_prompts(step, prompts)
         if paused and step.budget and step.budget + step.reserved >= len(paused):
-            step.release_reserved()  # prompts leave some of the step, and may have preempted
+            # prompts leave some of the step, and may have preempted
+            step.budget, step.reserved = step.budget + step.reserved, 0
             self._plan_decodes(step, [r for r in paused if r.status is RequestStatus.RUNNING])
             paused = []
         self._batch.num_planned_tokens += budget - step.budget - step.reserved

@@ -78,10 +78,6 @@ class StepPlan:
             self._planned[request_id] = (request, entry, request.num_preemptions)
         self.budget -= len(requests)
 
-    def release_reserved(self) -> None:
-        """Give out what was reserved, too."""
-        self.budget, self.reserved = self.budget + self.reserved, 0
-
     def remove(self, request: Request) -> None:
         """Remove a request's entry, if it has one, and restore its lengths."""
         if request.request_id in self._planned:

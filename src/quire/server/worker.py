@@ -151,12 +151,7 @@ class EngineFrontends:
             case EngineDown():
                 self._ups.pop(message.name, None)
                 if message.name in self._links:
-                    self._links[message.name].engine_died(
-                        will_return=message.will_return,
-                        is_blameless=message.is_blameless,
-                        is_unload=message.is_unload,
-                        why=message.why,
-                    )
+                    self._links[message.name].engine_died(message)
             case ModelStatus():
                 self.loader.set_status(message)
             case ReleaseModel():

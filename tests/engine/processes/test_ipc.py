@@ -41,7 +41,7 @@ from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.output_processor import MAX_DEATHS_SEEN
 from quire.engine.processes import ipc
-from quire.engine.processes.control_channel import ControlMessage, ForgetClient
+from quire.engine.processes.control_channel import ControlMessage, EngineDown, ForgetClient
 from quire.engine.processes.engine_process import EngineProcess
 from quire.engine.processes.ipc import EngineConnection, EngineSocket, Sent
 from quire.engine.processes.process_link import ProcessLink
@@ -240,7 +240,7 @@ class Front:
 
     def lose(self, *, is_blameless: bool = False) -> None:
         self.server.kill()
-        self.link.engine_died(will_return=True, is_blameless=is_blameless)
+        self.link.engine_died(EngineDown(name="m", will_return=True, is_blameless=is_blameless))
 
     def restart(self) -> None:
         self.server = self._next()
@@ -414,7 +414,9 @@ def test_an_engine_that_does_not_return_ends_its_streams(
         stream = asyncio.create_task(front.collect(3000))
         await front.until_running(1)
         front.server.kill()
-        front.link.engine_died(will_return=False, is_unload=is_unload, why=why)
+        front.link.engine_died(
+            EngineDown(name="m", will_return=False, is_unload=is_unload, why=why)
+        )
         with pytest.raises(kind, match=why or "stopped"):
             await stream
         with pytest.raises(kind, match=why or "stopped"):  # as later ones do
@@ -437,10 +439,12 @@ def test_an_engine_that_is_gone_before_it_is_met_again(tmp_path: Path) -> None:
         gone = StatusPage(memory, 0)
         front.link.engine_returned(front.server.info, f"ipc://{tmp_path}/gone", gone)
         assert front.link.seconds_since_heartbeat >= 0.0  # of the one before
-        front.link.engine_died(will_return=True)  # no second death of what ran in the first
+        front.link.engine_died(
+            EngineDown(name="m", will_return=True)
+        )  # no second death of what ran in the first
         await asyncio.sleep(0.01)
         assert not stream.done()
-        front.link.engine_died(will_return=False)
+        front.link.engine_died(EngineDown(name="m", will_return=False))
         with pytest.raises(EngineError, match="has stopped"):
             await stream
 

@@ -15,17 +15,9 @@ from types import FrameType
 PATIENCE = 1.0  # seconds
 # that a program may have a handler for: to look for one takes a microsecond
 _NAMES = [
-    "SIGINT",
-    "SIGTERM",
-    "SIGHUP",
-    "SIGQUIT",
-    "SIGALRM",
-    "SIGVTALRM",
-    "SIGPROF",
-    "SIGUSR1",
-    "SIGUSR2",
-    "SIGXCPU",
-]
+    "SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGUSR1",
+    "SIGUSR2", "SIGXCPU",
+]  # fmt: skip
 _SIGNALS = [number for number in signal.Signals if number.name in _NAMES]
 
 

@@ -95,7 +95,7 @@ class InputBatch:
         counts = [entry.num_tokens for entry in scheduled]
         has_prompts = max(counts) > 1
         if has_prompts:
-            scheduled = sorted(scheduled, key=_is_prompt)
+            scheduled = sorted(scheduled, key=lambda entry: entry.num_tokens > 1)
             counts = [entry.num_tokens for entry in scheduled]
         rows = np.array([self._rows[entry.request_id] for entry in scheduled], np.int64)
         self.append_blocks(rows, scheduled)
@@ -136,7 +136,3 @@ class InputBatch:
         changes = np.array([indices, block_ids], np.int32)
         self.block_table.reshape(-1)[changes[0]] = changes[1]
         return changes.T
-
-
-def _is_prompt(entry: ScheduledRequest) -> bool:
-    return entry.num_tokens > 1

@@ -24,11 +24,11 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.engine_link import EngineLink
 from quire.engine.frontend.input_processor import (
+    ContinuationOptions,
     GenerateOptions,
     InputProcessor,
     Options,
     PreparedRequest,
-    PrepareOptions,
 )
 from quire.engine.frontend.prompt_encoding import Prompt
 from quire.engine.frontend.request_tracker import RequestTracker
@@ -202,16 +202,17 @@ class AsyncEngine(ModelOwner):
         sampling: SamplingParams,
         label: str | None,
         *,
+        stream: bool,
         in_thread: bool = False,
-        **options: Unpack[PrepareOptions],
+        **options: Unpack[ContinuationOptions],
     ) -> PreparedRequest:
         check_loop(self._loop)
         prepare, unique_id = self._inputs.prepare, self._unique_id(label)
+        work = partial(prepare, unique_id, prompt, sampling, stream=stream, **options)
         if in_thread or is_long(prompt):
-            work = partial(prepare, unique_id, prompt, sampling, **options)
             prepared = await self._in_thread(prompt, work, options.get("caller", ""))
         else:
-            prepared = prepare(unique_id, prompt, sampling, **options)
+            prepared = work()
         if sampling.structured_outputs is not None:
             await self._inputs.grammar_checker.check_async(
                 sampling.structured_outputs, prepared.caller

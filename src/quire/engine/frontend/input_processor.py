@@ -72,12 +72,6 @@ class GenerateOptions(ContinuationOptions, total=False):
     in_thread: bool
 
 
-class PrepareOptions(ContinuationOptions, total=False):
-    """Options of `InputProcessor.prepare`."""
-
-    stream: bool
-
-
 _SEED_STRIDE = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: answer i's seed is seed + i of it
 
 

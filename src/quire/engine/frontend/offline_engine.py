@@ -41,20 +41,15 @@ def _one_call(
         engine: OfflineEngine, /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Outputs:
         with engine._call_lock:  # an interrupt anywhere inside of it releases the lock
-            return _interruptible(lambda interrupt: work(engine, interrupt, *args, **kwargs))
+            interrupted.clear()  # a program may go on after Ctrl-C
+            try:
+                with DeferredInterrupt() as interrupt:
+                    return work(engine, interrupt, *args, **kwargs)
+            except KeyboardInterrupt:
+                interrupted.set()
+                raise
 
     return call
-
-
-def _interruptible(work: Callable[[DeferredInterrupt], Outputs]) -> Outputs:
-    """The result of work in which Ctrl-C comes where it delivers one, and half does nothing."""
-    interrupted.clear()  # a program may go on after Ctrl-C
-    try:
-        with DeferredInterrupt() as interrupt:
-            return work(interrupt)
-    except KeyboardInterrupt:
-        interrupted.set()
-        raise
 
 
 class OfflineEngine(LoadedModel):

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 import msgspec
 
 from quire.core.request_limits import RequestLimits
 from quire.errors import invalid_value
+from quire.tokenizer.tokenizer import Tokenizer
 
 USUAL_CHARS_PER_TOKEN = 4
 # Cutting a text may add this many tokens to its first part.
@@ -25,18 +25,6 @@ COUNTED_CONTEXTS = 4
 COUNTED_TOKENS = 1 << 18
 
 Prompt = str | list[int]  # text, or token ids
-
-
-class PromptTokenizer(Protocol):
-    """The part of a tokenizer that encodes prompts."""
-
-    def encode(
-        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False
-    ) -> list[int]:
-        """Text to token ids; parse_special: also names of control tokens."""
-
-    def encode_prompt(self, prompt: str, *, add_special_tokens: bool = False) -> list[int]:
-        """The token ids of what the tokenizer's chat_prompt has made."""
 
 
 class Encoding(msgspec.Struct, frozen=True):
@@ -58,7 +46,7 @@ USUAL_ENCODING = Encoding()
 
 def token_ids_of(
     prompt: Prompt,
-    tokenizer: PromptTokenizer,
+    tokenizer: Tokenizer,
     limits: RequestLimits,
     encoding: Encoding = USUAL_ENCODING,
     *,
@@ -92,7 +80,7 @@ def token_ids_of(
 
 def ids_of_parts(
     parts: Sequence[int | str],
-    tokenizer: PromptTokenizer,
+    tokenizer: Tokenizer,
     limits: RequestLimits,
     special: bool | None = None,
 ) -> list[int]:

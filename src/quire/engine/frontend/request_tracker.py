@@ -184,11 +184,9 @@ class RequestTracker:
     def on_down(
         self, find_started: Callable[[Iterable[str]], set[str]], *, is_blameless: bool = False
     ) -> None:
-        """The engine process has died, and another one is being started.
+        """See `EngineListener`.
 
-        find_started: which of some engine request ids ran in it. is_blameless: none of them can
-        have caused that. A request that may have caused two deaths, or has seen eight, ends with an
-        error.
+        A request that may have caused two deaths, or has seen eight, ends with an error.
         """
         self.is_down = True
         self.stats.end()

@@ -36,10 +36,6 @@ class Recording(Protocol):
 Record = Callable[[Callable[[], StepTensors | None]], Recording]
 
 
-def _nothing() -> None:
-    pass
-
-
 class StepGraphs:
     """Runs steps by replaying their CUDA graphs.
 
@@ -57,7 +53,7 @@ class StepGraphs:
         """Whether steps of this size are replayed."""
         return all(part in self._recordings for part in _parts_of(size))
 
-    def run(self, size: StepSize, before_draw: Callable[[], None] = _nothing) -> StepTensors:
+    def run(self, size: StepSize, before_draw: Callable[[], object]) -> StepTensors:
         """Launch a step; its results are valid until the next one is launched.
 
         before_draw: launches what only sampling needs, if possible while layers are busy.

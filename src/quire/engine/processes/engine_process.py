@@ -79,10 +79,6 @@ def main() -> None:
 
 
 def _start_engine(config: EngineConfig, page: StatusPage) -> tuple[EngineCore, EngineInfo]:
-    if config.model.load_format == "null":  # without torch
-        from quire.engine.startup.null_engine import start_null_engine
-
-        return start_null_engine(config)
     begin = time.monotonic()
     with dedicated_start(config):
         from quire.engine.startup.start_engine import start_engine
@@ -122,7 +118,8 @@ class EngineProcess:
         core = self._core
         self._receive(0.0 if core.has_work else timeout)
         while not self._control.empty():
-            self._handle_control(self._control.get())
+            if isinstance(message := self._control.get(), ForgetClient):
+                self._forget(message.client.encode())
         # after messages: a request may end an idle engine in its first step, and must be blamed
         self._page.heartbeat(self._stats.num_steps, has_work=core.has_requests)
         if core.has_work:
@@ -155,10 +152,6 @@ class EngineProcess:
             self._socket.num_bad_frames += 1
         else:
             self._core.handle(message)
-
-    def _handle_control(self, message: ControlMessage) -> None:
-        if isinstance(message, ForgetClient):
-            self._forget(message.client.encode())
 
     def _forget(self, client: bytes) -> None:
         if orphans := self._clients.forget(client):

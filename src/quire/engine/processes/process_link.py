@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from quire.core.messages import EngineMessage, StepOutput
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.engine_link import EngineListener
+from quire.engine.processes.control_channel import EngineDown
 from quire.engine.processes.ipc import EngineConnection
 from quire.engine.processes.status_page import StatusPage
 from quire.errors import EngineError, OverloadedError, QuireError
@@ -51,24 +52,18 @@ class ProcessLink:
         """Send messages, see `EngineLink`; without effect while there is no engine."""
         return {} if self._connection is None else self._connection.send(messages)
 
-    def engine_died(
-        self,
-        *,
-        will_return: bool,
-        is_blameless: bool = False,
-        is_unload: bool = False,
-        why: str = "",
-    ) -> None:
-        """Deliver what has arrived, then report the engine's end; see `EngineDown`."""
+    def engine_died(self, down: EngineDown) -> None:
+        """Deliver what has arrived, then report the engine's end."""
         was_alive = self.is_alive
         self._disconnect()
         if self._listener is None:  # nothing was sent yet
             return
-        if not will_return:
-            kind = OverloadedError if is_unload else EngineError
-            self._listener.on_failure(kind(why or "the engine has stopped; restart the server"))
+        if not down.will_return:
+            kind = OverloadedError if down.is_unload else EngineError
+            text = down.why or "the engine has stopped; restart the server"
+            self._listener.on_failure(kind(text))
         elif was_alive:
-            self._listener.on_down(self._page.find_started, is_blameless=is_blameless)
+            self._listener.on_down(self._page.find_started, is_blameless=down.is_blameless)
 
     def engine_returned(self, info: EngineInfo, address: str, page: StatusPage) -> None:
         """Connect to another process."""

@@ -9,13 +9,12 @@ later, has a part of the share set aside.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
 
-from quire.core.layer_spec import KVLayerSpec
 from quire.core.request_limits import RequestLimits
 from quire.dtypes import DTYPES
 from quire.engine.core.executor import Executor, UniprocExecutor
@@ -61,7 +60,7 @@ class GpuBackend:
 
     def allocate(self, num_blocks: int) -> None:
         """Allocate the KV cache of all layers."""
-        self._kv_caches = _allocate(self.resolved, self.resolved.kv_layers, num_blocks, self._on)
+        self._kv_caches = _allocate(self.resolved, num_blocks, self._on)
 
     def make_executor(
         self, limits: RequestLimits, matchers: Mapping[str, Matcher], heartbeat: Heartbeat
@@ -132,7 +131,7 @@ def run_largest_step(resolved: ResolvedConfig, model: CausalLM, device: torch.de
         left -= lens[0]
     table = np.zeros((len(lens), -(-max(lens) // block_size)), np.int32)
     layout = BatchLayout.build(lens, lens, table, block_size, device)
-    context = ForwardContext(layout, _allocate(resolved, resolved.kv_layers, 1, device))
+    context = ForwardContext(layout, _allocate(resolved, 1, device))
     num_layers = layers_of_all_kinds(resolved.kinds_of_layers)
     counts = np.array(lens)
     positions = torch.from_numpy(FlatTokens.of(counts, counts).positions).to(device)
@@ -147,8 +146,6 @@ def run_largest_step(resolved: ResolvedConfig, model: CausalLM, device: torch.de
         del copies
 
 
-def _allocate(
-    resolved: ResolvedConfig, layers: Sequence[KVLayerSpec], num_blocks: int, device: torch.device
-) -> KVCaches:
+def _allocate(resolved: ResolvedConfig, num_blocks: int, device: torch.device) -> KVCaches:
     block_size, dtype = resolved.config.cache.block_size, torch_dtype(resolved.kv_dtype)
-    return allocate_kv(layers, num_blocks, block_size, dtype, device)
+    return allocate_kv(resolved.kv_layers, num_blocks, block_size, dtype, device)

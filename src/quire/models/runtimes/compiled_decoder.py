@@ -30,7 +30,7 @@ from quire.layers.forward_context import Heartbeat, no_heartbeat
 from quire.layers.rope_scale import attention_factor
 from quire.models.prepared.prepared_reader import StoredArrays
 from quire.models.runtimes.compiled_weights import find_weights
-from quire.sampling.token_logprobs import prompt_logprobs
+from quire.sampling.token_logprobs import token_logprobs
 
 FEW_TOKENS = 64  # of a step
 _LINE = 64  # bytes of a cache line
@@ -157,4 +157,4 @@ class CompiledStates(msgspec.Struct, frozen=True):
 
     def scores(self, tokens: slice, following: list[int], count: int) -> list[TokenLogprobs]:
         """See `HiddenStates`."""
-        return prompt_logprobs(self.logits(tokens), following, count)
+        return token_logprobs(self.logits(tokens), following, [count] * len(following))

@@ -23,7 +23,7 @@ from quire.kernels.ragged_batch import RaggedBatch
 from quire.kvcache.kv_storage import allocate_kv
 from quire.layers.forward_context import ForwardContext, Heartbeat, no_heartbeat
 from quire.sampling.device_logprobs import score
-from quire.sampling.token_logprobs import prompt_logprobs
+from quire.sampling.token_logprobs import token_logprobs
 
 KVCaches = list[tuple[Tensor, ...]]  # of each layer, see `kv_storage.allocate_kv`
 
@@ -112,7 +112,7 @@ class TorchStates:
     def scores(self, tokens: slice, following: list[int], count: int) -> list[TokenLogprobs]:
         """See `HiddenStates`. On a GPU they are made there."""
         if self.states.device.type == "cpu":
-            return prompt_logprobs(self.logits(tokens), following, count)
+            return token_logprobs(self.logits(tokens), following, [count] * len(following))
         logits = self.model.compute_logits(self.states[tokens])
         ids = torch.tensor(following, device=logits.device)
         made = score(logits, torch.arange(len(logits), device=logits.device), ids, count)
