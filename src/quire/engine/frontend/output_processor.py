@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 import msgspec
 
@@ -117,25 +116,27 @@ class OutputProcessor:
         if prepared.messages[0].report_progress:
             request.progress = ProgressReports(len(prepared.prompt_token_ids), arrival)
         stop_when = prepared.stop_when
-        new_detokenizer = partial(
-            Detokenizer,
-            self._tokenizer if sampling.detokenize else _NO_TEXT,
-            prepared.prompt_token_ids,
-            skip_special_tokens=sampling.skip_special_tokens,
-            kept_token_ids=sampling.kept_token_ids,
-            stop=sampling.stop,
-            include_stop_str_in_output=sampling.include_stop_str_in_output,
-            min_tokens=sampling.min_tokens,
-        )
-        # before anything is tracked, as it may fail
-        made = [(new_detokenizer(), stop_when() if stop_when else None) for _ in ids]
         times = self._metrics.record_request(arrival, len(prepared.prompt_token_ids), sampling)
+        try:
+            for index, answer_id in enumerate(ids):
+                detokenizer = Detokenizer(
+                    self._tokenizer if sampling.detokenize else _NO_TEXT,
+                    prepared.prompt_token_ids,
+                    skip_special_tokens=sampling.skip_special_tokens,
+                    kept_token_ids=sampling.kept_token_ids,
+                    stop=sampling.stop,
+                    include_stop_str_in_output=sampling.include_stop_str_in_output,
+                    min_tokens=sampling.min_tokens,
+                )
+                self._answers[answer_id] = _AnswerState(
+                    request, index, detokenizer, times[index], stop_when() if stop_when else None
+                )
+        except BaseException:  # all answers are tracked, or none
+            for answer_id, own in zip(ids, times, strict=True):
+                self._answers.pop(answer_id, None)
+                self._metrics.finish(own, FinishReason.ERROR.value, time.monotonic())
+            raise
         self._requests[prepared.request_id] = request
-        for index, answer_id in enumerate(ids):
-            detokenizer, is_over = made[index]
-            self._answers[answer_id] = _AnswerState(
-                request, index, detokenizer, times[index], is_over
-            )
 
     def forget(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> list[str]:
         """Stop tracking a request; counts its unfinished answers under this finish reason.
