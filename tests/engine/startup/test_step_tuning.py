@@ -11,7 +11,7 @@ import torch
 from quire.config import EngineConfig
 from quire.core.request_limits import RequestLimits
 from quire.engine.core.engine_core import EngineCore
-from quire.engine.startup import backend, compiled_start, step_tuning, torch_start
+from quire.engine.startup import backend, step_tuning
 from quire.engine.startup.start_engine import start_engine
 from quire.engine.startup.step_tuning import (
     StepTable,
@@ -100,8 +100,7 @@ def test_an_engine_begins_with_what_it_measured(
     config = EngineConfig.from_options(
         device="cpu", dtype="float32", prepared_weights=str(tmp_path), itl_target_ms=50.0
     )
-    for start in (compiled_start, torch_start):
-        monkeypatch.setattr(start, "is_tiny", lambda _: False)
+    monkeypatch.setattr(backend, "is_tiny", lambda _: False)
     monkeypatch.setattr(backend, "measure_steps", lambda *_: table({32: 0.5, 128: 2.0}))
     core, info = start_engine(config)
     assert "tuning" in info.seconds

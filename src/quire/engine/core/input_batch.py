@@ -37,8 +37,9 @@ class InputBatch:
     """R rows; each is free or belongs to one running request.
 
     token_ids: int32 [R, max_model_len], known tokens; sampled ones are appended as soon as they are
-    drawn, so the next step need not wait for the scheduler. block_table: int32 [R, max_blocks].
-    tenancies: int64 [R], incremented each time a row is given to another request.
+    drawn, so the next step need not wait for the scheduler. history: these, for logits processors.
+    block_table: int32 [R, max_blocks]. tenancies: int64 [R], incremented each time a row is given
+    to another request.
     """
 
     def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
@@ -47,6 +48,7 @@ class InputBatch:
         self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
         self.num_tokens = np.zeros(max_num_seqs, np.int32)
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
+        self.history = History(self.token_ids, self.num_tokens, self.num_prompt_tokens)
         self.block_table = np.zeros((max_num_seqs, max_blocks), np.int32)
         self._num_blocks = [0] * max_num_seqs
         self.tenancies = np.zeros(max_num_seqs, np.int64)
@@ -56,11 +58,6 @@ class InputBatch:
         """Free all rows."""
         self._rows: dict[str, int] = {}
         self._free_rows = list(range(len(self.num_tokens) - 1, -1, -1))
-
-    @property
-    def history(self) -> History:
-        """The known tokens by row, for logits processors."""
-        return History(self.token_ids, self.num_tokens, self.num_prompt_tokens)
 
     def row_of(self, request_id: str) -> int:
         """The row of a running request in the batch."""

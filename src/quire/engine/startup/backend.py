@@ -20,7 +20,14 @@ from quire.engine.core.running_requests import RunningRequests
 from quire.engine.startup.footprint import default_kv_bytes
 from quire.engine.startup.machine_limits import available_bytes
 from quire.engine.startup.resolved_config import ResolvedConfig
-from quire.engine.startup.step_tuning import StepTable, measure_steps, with_token_budget
+from quire.engine.startup.startup_phases import Phases
+from quire.engine.startup.step_tuning import (
+    StepTable,
+    is_tiny,
+    measure_steps,
+    thread_candidates,
+    with_token_budget,
+)
 from quire.engine.startup.step_tuning_file import steps_of
 from quire.layers.forward_context import Heartbeat
 from quire.models.runtimes.host_model import HostModel, WithCache
@@ -33,12 +40,14 @@ class Backend(Protocol):
     """A loaded model on its device, before the engine runs.
 
     resolved: with the settings that were measured. device: by PyTorch's name. table: the measured
-    times of a CPU's steps; None where nothing was measured.
+    times of a CPU's steps; None where nothing was measured. on_started: called once the engine is
+    ready; releases what only the start needed.
     """
 
     resolved: ResolvedConfig
     device: str
     table: StepTable | None
+    on_started: Callable[[], object]
 
     def compiling(self) -> AbstractContextManager[None]:
         """A context around all first launches of kernels, which compiles them."""
@@ -54,39 +63,34 @@ class Backend(Protocol):
     ) -> Executor:
         """Return an executor, which has still to `record`. heartbeat: called in long steps."""
 
-    def has_started(self) -> None:
-        """Release what only the start needed."""
-
 
 class HostBackend:
     """A model whose steps the host runs to their end, as on a CPU; see `Backend`.
 
-    with_cache: gives layers of the model a KV cache. on_started: called once the engine is ready.
+    with_cache: gives layers of the model a KV cache.
     """
 
-    def __init__(
-        self,
-        resolved: ResolvedConfig,
-        with_cache: WithCache,
-        on_started: Callable[[], object] | None = None,
-    ) -> None:
+    def __init__(self, resolved: ResolvedConfig, with_cache: WithCache) -> None:
         self.resolved, self.device = resolved, "cpu"
         self.table: StepTable | None = None
+        self.on_started: Callable[[], object] = lambda: None
         self._with_cache = with_cache
         self._model: HostModel  # from `allocate` on
-        self._on_started = on_started
 
-    def tune(self, threads: list[int], runtime: tuple[object, ...] = ()) -> None:
+    def tune(self, phases: Phases, runtime: tuple[object, ...] = ()) -> None:
         """Measure steps, or take what an earlier start measured; choose threads and budget by it.
 
-        threads: the numbers of threads to choose from. runtime: see `steps_of`.
+        A tiny model is not measured. runtime: see `steps_of`.
         """
         resolved = self.resolved
         config, model_config = resolved.config, resolved.model_config
-        block_size = config.cache.block_size
+        if is_tiny(model_config):
+            return
+        block_size, threads = config.cache.block_size, thread_candidates(config, model_config)
         measure = partial(measure_steps, self._with_cache, model_config, block_size, threads)
         numbers = resolved.dtype, resolved.kv_dtype, block_size
-        self.table = steps_of(config.model, model_config, numbers, threads, measure, runtime)
+        with phases.timed("tuning"):
+            self.table = steps_of(config.model, model_config, numbers, threads, measure, runtime)
         config = with_token_budget(config, resolved.requested, self.table)
         self.resolved = msgspec.structs.replace(resolved, config=config)
         logger.info("%s; %d tokens a step", self.table, config.scheduler.max_num_batched_tokens)
@@ -110,8 +114,3 @@ class HostBackend:
         block_size = self.resolved.config.cache.block_size
         running = RunningRequests(limits, block_size, matchers, heartbeat)
         return UniprocExecutor(ModelRunner(self._model, running))
-
-    def has_started(self) -> None:
-        """Call `on_started`, which releases what only the start needed."""
-        if self._on_started is not None:
-            self._on_started()

@@ -6,7 +6,6 @@ Owns when that is possible; torch_start.py does the other starts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import partial
 
 from quire.config import EngineConfig
@@ -15,7 +14,7 @@ from quire.engine.startup.backend import HostBackend
 from quire.engine.startup.device_policy import torch_reason
 from quire.engine.startup.resolved_config import ResolvedConfig, resolve
 from quire.engine.startup.startup_phases import Phases
-from quire.engine.startup.step_tuning import is_tiny, thread_candidates
+from quire.engine.startup.step_tuning import thread_candidates
 from quire.kernels.cpu.native import set_num_threads
 from quire.kvcache.host_kv_cache import HostCache
 from quire.models.prepared.prepared_files import prepared_file
@@ -68,16 +67,11 @@ def make_decoder(resolved: ResolvedConfig, stored: StoredArrays) -> CompiledDeco
 
 
 def compiled_backend(
-    resolved: ResolvedConfig,
-    decoder: CompiledDecoder,
-    phases: Phases,
-    on_started: Callable[[], object] | None = None,
+    resolved: ResolvedConfig, decoder: CompiledDecoder, phases: Phases
 ) -> HostBackend:
-    """The decoder's backend, with its steps measured. on_started: see `HostBackend`."""
-    backend = HostBackend(resolved, partial(with_cache, resolved, decoder), on_started)
-    if not is_tiny(resolved.model_config):
-        with phases.timed("tuning"):
-            backend.tune(thread_candidates(resolved.config, resolved.model_config))
+    """The decoder's backend, with its steps measured."""
+    backend = HostBackend(resolved, partial(with_cache, resolved, decoder))
+    backend.tune(phases)
     return backend
 
 

@@ -9,7 +9,7 @@ later, has a part of the share set aside.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -47,6 +47,7 @@ class GpuBackend:
     def __init__(self, resolved: ResolvedConfig, model: CausalLM, device: torch.device) -> None:
         self.resolved, self.device = resolved, str(device)
         self.table: StepTable | None = None
+        self.on_started: Callable[[], object] = lambda: None
         self._model, self._on = model, device
         self._kv_caches: KVCaches = []
 
@@ -89,9 +90,6 @@ class GpuBackend:
         )
         runner.warm_up()
         return runner
-
-    def has_started(self) -> None:
-        """Do nothing: a GPU's start leaves nothing behind."""
 
 
 def measured_bytes(resolved: ResolvedConfig, model: CausalLM, device: torch.device) -> int:

@@ -69,7 +69,7 @@ def start_engine(
         executor = backend.make_executor(limits, grammars.ready, heartbeat)
     with phases.timed("graphs"), fitting_step(config):
         executor.record()
-    backend.has_started()
+    backend.on_started()
     core = EngineCore(
         partial(_make_scheduler, backend, limits, executor), executor, limits, grammars,
         partial(_find_unsound, resolved) if config.model.load_format != "dummy" else None,

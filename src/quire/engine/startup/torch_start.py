@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from functools import cache, partial
 
 import torch
@@ -21,7 +20,7 @@ from quire.engine.startup.out_of_memory import fitting_weights
 from quire.engine.startup.prefetch import wait_for_triton
 from quire.engine.startup.resolved_config import ResolvedConfig, resolve, varies_by_batch
 from quire.engine.startup.startup_phases import Phases
-from quire.engine.startup.step_tuning import is_tiny, thread_candidates
+from quire.engine.startup.step_tuning import thread_candidates
 from quire.engine.startup.torch_import import give_back_code
 from quire.errors import ConfigError
 from quire.kernels.cpu import native
@@ -65,15 +64,18 @@ def load_with_torch(config: EngineConfig, phases: Phases) -> Backend:
             config.model, model_config, resolved.folder, device, dtype, kernels
         )
 
+    if device.type != "cpu":
+        wait_for_triton()
+        return GpuBackend(resolved, model, device)
+    backend = _host_backend(resolved, model, phases)
+
     def on_started() -> None:
         give_back_code()
         if unsaved is not None:
             unsaved.save_beside(model)
 
-    if device.type == "cpu":
-        return _host_backend(resolved, model, phases, on_started)
-    wait_for_triton()
-    return GpuBackend(resolved, model, device)
+    backend.on_started = on_started
+    return backend
 
 
 @cache
@@ -140,12 +142,7 @@ def _with_known_kv_dtype(resolved: ResolvedConfig, device: torch.device) -> Reso
     return replace(resolved, kv_dtype=found)
 
 
-def _host_backend(
-    resolved: ResolvedConfig,
-    model: LlamaForCausalLM,
-    phases: Phases,
-    on_started: Callable[[], None],
-) -> HostBackend:
+def _host_backend(resolved: ResolvedConfig, model: LlamaForCausalLM, phases: Phases) -> HostBackend:
     """The compiled decoder over the loaded weights, or PyTorch's modules where it cannot serve."""
     if native.library() is None and native.VARIABLE not in os.environ:
         logger.warning("%s", _UNCOMPILED)
@@ -158,16 +155,11 @@ def _host_backend(
         if any(str(weight.get("codes")).startswith("fp8") for weight in formats_of(model).values()):
             logger.warning("%s", _FP8_WEIGHTS)
     else:
-        return compiled_backend(resolved, decoder, phases, on_started)
-    config, model_config = resolved.config, resolved.model_config
-    dtype, kv_dtype = torch_dtype(resolved.dtype), torch_dtype(resolved.kv_dtype)
-    ready = partial(with_cache, model, resolved.kv_layers, config.cache.block_size, kv_dtype)
-    backend = HostBackend(resolved, ready, on_started)
-    if not is_tiny(model_config):
-        capability = torch.backends.cpu.get_cpu_capability()
-        with phases.timed("tuning"):
-            backend.tune(
-                thread_candidates(config, model_config),
-                (torch.__version__, describe("cpu"), capability, is_emulated(dtype)),
-            )
+        return compiled_backend(resolved, decoder, phases)
+    block_size, kv_dtype = resolved.config.cache.block_size, torch_dtype(resolved.kv_dtype)
+    ready = partial(with_cache, model, resolved.kv_layers, block_size, kv_dtype)
+    backend = HostBackend(resolved, ready)
+    capability = torch.backends.cpu.get_cpu_capability()
+    matmuls = describe("cpu"), capability, is_emulated(torch_dtype(resolved.dtype))
+    backend.tune(phases, (torch.__version__, *matmuls))
     return backend
