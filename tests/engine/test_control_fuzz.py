@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import io
+import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import msgspec
@@ -98,6 +101,23 @@ def as_parent(line: bytes) -> ControlMessage | None:
         return await read_control(reader)
 
     return asyncio.run(read())
+
+
+def test_a_child_has_the_channel_and_no_other_descriptor() -> None:
+    """Its standard input is empty from then on, as what it starts would read the channel."""
+    code = """
+import os
+from quire.engine.processes.control_channel import ParentConnection
+
+before = set(os.listdir("/proc/self/fd"))
+channel = ParentConnection()
+assert os.read(0, 1) == b""
+print(len(set(os.listdir("/proc/self/fd")) - before))
+"""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        done = subprocess.run([sys.executable, "-c", code], stdin=theirs, capture_output=True)
+    assert (done.stdout, done.stderr) == (b"1\n", b"")
 
 
 def as_child(line: bytes) -> ControlMessage | None:

@@ -232,7 +232,8 @@ class ParentConnection:
     def __init__(self) -> None:
         self._socket = socket.socket(fileno=os.dup(0))
         self._file = self._socket.makefile("rb")
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), 0)
         # a child outside the terminal's foreground process group may still write to it
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         die_with_parent()
