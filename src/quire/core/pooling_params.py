@@ -55,12 +55,7 @@ class PoolingParams(
             raise invalid_value(
                 "normalize", f"must be true or false, not {reprlib.repr(self.normalize)}"
             )
-        msgspec.structs.force_setattr(self, "dimensions", plain_number(self.dimensions))
-        if self.dimensions is not None and not _is_count(self.dimensions):
-            raise invalid_value(
-                "dimensions", f"must be an integer >= 1, not {reprlib.repr(self.dimensions)}"
-            )
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        count = plain_number(self.dimensions)
+        if count is not None and (type(count) is not int or count < 1):
+            raise invalid_value("dimensions", f"must be an integer >= 1, not {reprlib.repr(count)}")
+        msgspec.structs.force_setattr(self, "dimensions", count)
