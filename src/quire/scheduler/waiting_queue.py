@@ -38,9 +38,6 @@ class WaitingQueue:
         self._entries: dict[str, _Entry] = {}
         self._num_pushes = 0
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def key(self, request: Request) -> QueuePosition:
         """The request's position in the queue: lower numbers of priority come first."""
         return (request.priority, request.due, request.arrival_number)

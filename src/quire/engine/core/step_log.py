@@ -50,9 +50,7 @@ class StepLog:
         """Record that a step starts. begin: when scheduling it began, in monotonic seconds."""
         self._starts.append(begin)
         for new in plan.new_requests:
-            times = self._times.get(new.request_id)
-            if times is None:
-                continue
+            times = self._times[new.request_id]
             if times.started is None:
                 times = replace(times, started=begin)
             else:  # it returns from a preemption

@@ -61,7 +61,7 @@ class GpuBackend:
 
     def allocate(self, num_blocks: int) -> None:
         """Allocate the KV cache of all layers."""
-        self._kv_caches = _allocate(self.resolved, num_blocks, self._on)
+        self._kv_caches = _new_caches(self.resolved, num_blocks, self._on)
 
     def make_executor(
         self, limits: RequestLimits, matchers: Mapping[str, Matcher], heartbeat: Heartbeat
@@ -129,7 +129,7 @@ def run_largest_step(resolved: ResolvedConfig, model: CausalLM, device: torch.de
         left -= lens[0]
     table = np.zeros((len(lens), -(-max(lens) // block_size)), np.int32)
     layout = BatchLayout.build(lens, lens, table, block_size, device)
-    context = ForwardContext(layout, _allocate(resolved, 1, device))
+    context = ForwardContext(layout, _new_caches(resolved, 1, device))
     num_layers = layers_of_all_kinds(resolved.kinds_of_layers)
     counts = np.array(lens)
     positions = torch.from_numpy(FlatTokens.of(counts, counts).positions).to(device)
@@ -144,6 +144,6 @@ def run_largest_step(resolved: ResolvedConfig, model: CausalLM, device: torch.de
         del copies
 
 
-def _allocate(resolved: ResolvedConfig, num_blocks: int, device: torch.device) -> KVCaches:
+def _new_caches(resolved: ResolvedConfig, num_blocks: int, device: torch.device) -> KVCaches:
     block_size, dtype = resolved.config.cache.block_size, torch_dtype(resolved.kv_dtype)
     return allocate_kv(resolved.kv_layers, num_blocks, block_size, dtype, device)
