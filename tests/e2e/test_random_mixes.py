@@ -172,8 +172,8 @@ def check_idle(core: EngineCore) -> None:
     check(core)
     scheduler, log = core._scheduler, core._log
     batch, prefixes = scheduler._batch, scheduler._kv._in_flight
-    left = [batch.requests, batch.running, batch.waiting, prefixes._owner_of, prefixes._claims]
-    left += [prefixes._waiters, core._grammars.ready, core._grammars._pending]
+    left = [batch.requests, batch.running, batch.waiting._entries, prefixes._owner_of]
+    left += [prefixes._claims, prefixes._waiters, core._grammars.ready, core._grammars._pending]
     left += [log._times, log._without_token, core._in_flight, scheduler._in_flight]
     assert not any(map(len, left))
     last = SamplingParams(max_tokens=1)
