@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import FAMILIES, SAMPLES, SIZES, quantize, write_model
+from tiny_models import FAMILIES, SAMPLES, SIZES, quantize, write_embedding_model, write_model
 from torch import Tensor
 
 from quire.cli.quality_table import print_report
@@ -36,7 +36,7 @@ from quire.kernels.formats.nf4 import NF4
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.config.model_config import ModelConfig
 from quire.models.config.pooling_config import DEFAULT_FOLDER, read_pooling
-from quire.models.loading.loader import load_unsaved
+from quire.models.loading.loader import check_tensors, load_unsaved
 
 CPU = torch.device("cpu")
 _DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -320,6 +320,19 @@ def test_ignored_modules_stay_with_all_parts_of_their_weight(base: Path, tmp_pat
     quantize(
         base, tmp_path / "y", Recipe(method="rtn", group_size=32, ignore=("*lm_head", "*q_p*"))
     )
+
+
+@pytest.mark.parametrize("method", ["rtn", "awq", "gptq", "int8", "fp8", "nf4", "mxfp4"])
+def test_ignored_modules_of_a_model_without_a_head(tmp_path: Path, method: str) -> None:
+    """Whose names lack a part, in its files and in what its config file says of them."""
+    write_embedding_model(tmp_path / "base")
+    recipe = Recipe(method=method, group_size=32, ignore=("layers.1.self_attn.*",))
+    quantize(tmp_path / "base", tmp_path / "out", recipe)
+    ours, plain = weights(tmp_path / "out"), weights(tmp_path / "base")
+    same = {name for name, weight in ours.items() if torch.equal(weight, plain[name])}
+    assert same >= {"1.self_attn.qkv_proj", "1.self_attn.o_proj"}
+    assert not same & {"0.self_attn.qkv_proj", "0.self_attn.o_proj", "1.mlp.gate_up_proj"}
+    check_tensors(tmp_path / "out", ModelConfig.from_folder(tmp_path / "out"))
 
 
 @pytest.mark.parametrize(

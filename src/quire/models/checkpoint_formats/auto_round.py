@@ -7,7 +7,7 @@ import re
 from quire.models.checkpoint_formats.awq import AwqLinear
 from quire.models.checkpoint_formats.checkpoint_format import StoredLinear
 from quire.models.checkpoint_formats.gptq import GptqLinear, read_bits
-from quire.models.checkpoint_formats.module_rules import ModuleRules, check_patterns
+from quire.models.checkpoint_formats.module_rules import ModuleRules, check_patterns, surrounded
 from quire.models.checkpoints.config_file import ConfigFile
 
 _FULL_BITS = (16, 32)  # of what is not quantized
@@ -28,7 +28,7 @@ def read_auto_round(config: ConfigFile) -> ModuleRules:
         raise config.wrong("bits", "is that of 16-bit weights; take the 16-bit checkpoint")
     own = _own_settings(config)
     rules = [(re.compile(f"{re.escape(name)}$"), each) for name, each in own.items()]
-    rules += [(re.compile(f".*?(?:{pattern})"), each) for pattern, each in own.items()]
+    rules += [(surrounded(".*?", pattern, ""), each) for pattern, each in own.items()]
     has_head = own.get("lm_head") is not None
     return ModuleRules(
         name="auto-round",
