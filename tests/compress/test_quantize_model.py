@@ -131,12 +131,13 @@ def test_modules_are_found_by_structure(tmp_path: Path, family: str) -> None:
         assert stored[name].shape == plain[name].shape
 
 
+def stop_at_1(_: str, done: int, __: int) -> None:
+    if done == 1:
+        raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("method", ["rtn", "gptq", "smoothquant", "awq+autoround"])
 def test_a_run_taken_up_makes_equal_bytes(base: Path, tmp_path: Path, method: str) -> None:
-    def stop_at_1(_: str, done: int, __: int) -> None:
-        if done == 1:
-            raise KeyboardInterrupt
-
     settings = {"steps": 2} if "autoround" in method else {}
     recipe = Recipe(method=method, group_size=32, **settings)
     with pytest.raises(KeyboardInterrupt):
@@ -300,6 +301,34 @@ def test_a_run_is_not_taken_up_with_other_weights_of_the_same_size(
     file.write_bytes(stored[:-512] + bytes(byte ^ 1 for byte in stored[-512:]))
     with pytest.raises(ConfigError, match="another model, text or settings"):
         quantize(model, tmp_path / "out", recipe)
+
+
+def test_a_run_is_not_taken_up_with_another_config_of_the_model(base: Path, tmp_path: Path) -> None:
+    """By which the layers that are left would be calibrated, and all would be served."""
+    recipe, model = Recipe(method="gptq", group_size=32), shutil.copytree(base, tmp_path / "base")
+    with pytest.raises(KeyboardInterrupt):
+        quantize(model, tmp_path / "out", recipe, stop_at_1)
+    file = model / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"rms_norm_eps": 0.1}))
+    with pytest.raises(ConfigError, match="another model, text or settings"):
+        quantize(model, tmp_path / "out", recipe)
+    file.write_text(json.dumps(dict(reversed(config.items()))))
+    quantize(model, tmp_path / "out", recipe)
+
+
+@pytest.mark.parametrize("method", ["rtn", "gptq"])
+def test_a_file_that_was_cut_off_is_written_again(base: Path, tmp_path: Path, method: str) -> None:
+    """As one may be after a system went down, though it has its name only once it is written."""
+    recipe, device = Recipe(method=method, group_size=32), torch.device("cpu")
+    run = Quantization(base, tmp_path / "out", recipe, SAMPLES, device)
+    run.run(lambda *_: None)
+    whole = files_of(tmp_path / "out")
+    for size in (0, 1000):
+        os.truncate(run.files.path(0), size)
+        assert not run.is_finished
+        run.run(lambda *_: None)
+        assert files_of(tmp_path / "out") == whole
 
 
 def test_ignored_modules_stay_with_all_parts_of_their_weight(base: Path, tmp_path: Path) -> None:

@@ -303,6 +303,25 @@ def test_folders_with_several_files_name_them(tmp_path: Path) -> None:
         hub.resolve_model(str(tmp_path))
 
 
+def test_a_removal_that_is_cut_short_leaves_no_part_of_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / name for name in ("a.gguf", "b.gguf")]
+    for file in files:
+        write_checkpoint(BUNDLED, file, "F16")
+    monkeypatch.setattr(gguf_folder, "_MOST_FOLDERS", 1)
+    with monkeypatch.context() as killed:
+        removed = "quire.gguf.gguf_folder.shutil.rmtree"
+        killed.setattr(
+            removed, lambda folder, **_: (folder / "config.json").unlink(missing_ok=True)
+        )
+        first, _ = map(hub.resolve_model, map(str, files))
+        assert not first.exists()
+    for file in files:
+        assert ModelConfig.from_folder(hub.resolve_model(str(file))).num_layers
+    assert len(list(first.parent.iterdir())) == 1, "what was left is removed, too"
+
+
 def test_without_a_cache_config_files_are_in_a_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

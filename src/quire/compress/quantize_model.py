@@ -103,7 +103,7 @@ class Quantization:
     ) -> tuple[list[Tensor], list[Tensor] | None]:
         """Quantize and write a layer, unless it is written; the hidden states after it."""
         run = LayerRunner(self.parts, index, max(map(len, hidden), default=0))
-        is_written = self.files.path(index).is_file()
+        is_written = self.files.is_written(index)
         layer = None if is_written and exact is None else self.parts.layer(index)
         states = None
         if exact is not None and layer is not None:

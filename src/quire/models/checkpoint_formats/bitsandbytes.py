@@ -11,6 +11,7 @@ Eight bits: `weight` int8 [N, K] and `SCB`, the largest magnitude of each output
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -130,14 +131,16 @@ class FourBitLinear(StoredLinear):
     def _state(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """The settings, which are JSON. Raises ValueError for what is none."""
         try:
-            found = parse_json(bytes(tensors[self._state_name].flatten().tolist()))
+            found: Any = parse_json(bytes(tensors[self._state_name].flatten().tolist()))
         except ValueError as error:
             raise ValueError(
                 f"its {self._state_name} is damaged ({error}); download the file again"
             ) from error
-        if not isinstance(found, dict) or not isinstance(found.get("nested_offset", 0.0), float):
-            raise ValueError(f"its {self._state_name} is damaged; download the file again")
-        return found
+        if isinstance(found, dict):
+            offset = found.get("nested_offset", 0.0)
+            if isinstance(offset, float) and math.isfinite(offset):
+                return found
+        raise ValueError(f"its {self._state_name} is damaged; download the file again")
 
 
 @dataclass(frozen=True, slots=True)

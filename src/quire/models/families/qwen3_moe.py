@@ -9,11 +9,14 @@ from quire.models.families.family import ExpertSizes, Windows, read_window
 from quire.models.families.qwen2 import QWEN_DEFAULTS
 from quire.models.families.qwen3 import QWEN3
 
+_MOST_EXPERTS = 2**16  # of all layers; the largest Qwen3 has 12,032
+
 
 def _experts(config: ConfigFile, num_layers: int) -> tuple[ExpertSizes | None, ...]:
     """Experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not list."""
     key = "num_local_experts" if "num_local_experts" in config.values else "num_experts"
-    num_experts = config.integer(key, high=2**12)  # transformers 5 writes num_local_experts
+    # transformers 5 writes num_local_experts; all are described before weights are looked at
+    num_experts = config.integer(key, high=_MOST_EXPERTS // num_layers)
     sizes = ExpertSizes(
         num_experts=num_experts,
         experts_per_token=config.integer("num_experts_per_tok", high=num_experts),
