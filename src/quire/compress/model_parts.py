@@ -40,7 +40,7 @@ from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import COMPUTED, LlamaDecoderLayer
 from quire.models.loading.checkpoint_source import read_tensors
 from quire.models.loading.expected_tensors import ExpectedTensor, expected_tensors
-from quire.models.loading.quantized_source import QuantizedSource, quantized_sources
+from quire.models.loading.quantized_source import quantized_sources
 from quire.models.loading.tied_head import check_tied_head
 
 # x [T, K], weight, bias → [T, N]
@@ -144,11 +144,10 @@ class ModelParts:
     def tensor(self, name: str) -> Tensor:
         """A weight by its name, in the files' data type unless it is quantized."""
         found = self._quantized.get(self.stored_name(name))
-        names = {self.stored_name(name)} if found is None else self._names_of(found)
-        tensors = self._read(names)
         if found is None:
-            return tensors[self.stored_name(name)]
-        loaded = found.load(tensors, torch.float32)
+            return self._read({self.stored_name(name)})[self.stored_name(name)]
+        names = set(found.tensors(self.checkpoint.entries.keys()))
+        loaded = found.load(self._read(names), torch.float32)
         assert isinstance(loaded, Tensor)
         return loaded
 
@@ -177,9 +176,6 @@ class ModelParts:
             raise CheckpointError(
                 f"{self.checkpoint.folder}: {stored}: {error}; download it again"
             ) from error
-
-    def _names_of(self, source: QuantizedSource) -> set[str]:
-        return set(source.tensors(self.checkpoint.entries.keys()))
 
     def _read(self, names: set[str]) -> dict[str, Tensor]:
         found = {}

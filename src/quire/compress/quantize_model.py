@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -22,10 +22,10 @@ from torch import Tensor
 
 from quire.compress.checkpoint_layout import CheckpointLayout
 from quire.compress.layer_rounding import Coded, ExactStates, LayerRounding
-from quire.compress.layer_stream import LayerRunner
+from quire.compress.layer_stream import LayerRunner, Notify
 from quire.compress.model_parts import ModelParts, linears_of, stored_norm, weight_of
 from quire.compress.recipe import Recipe
-from quire.compress.rotation import parts_of
+from quire.compress.rotation import RotatedParts
 from quire.compress.shard_files import ShardFiles, recipe_record
 from quire.compress.text_samples import TextSamples
 from quire.core.layer_spec import LinearSpec, layer_module
@@ -39,7 +39,6 @@ from quire.models.loading.loader import check_tensors
 logger = logging.getLogger(__name__)
 
 _GROUPS = (32, 64, 128, 256, 512)  # that are usual
-Notify = Callable[[str, int, int], None]  # what is done, how many layers are, of how many
 
 
 class Quantization:
@@ -52,7 +51,8 @@ class Quantization:
         self, base: Path, out: Path, recipe: Recipe, samples: TextSamples, device: torch.device
     ) -> None:
         self.base, self.out, self.recipe, self.samples = base, out, recipe, samples
-        self.device, self.parts = device, parts_of(base, device, rotated=recipe.rotate)
+        kind = RotatedParts if recipe.rotate else ModelParts
+        self.device, self.parts = device, kind(base, device)
         config = self.parts.config
         if config.checkpoint_format is not None:
             raise CheckpointError(

@@ -170,22 +170,17 @@ class EightBitLinear(StoredLinear):
         from quire.kernels.reference_arrays import few_rows
         from quire.kernels.torch_dtypes import torch_dtype
 
-        self._check_layout(tensors)
-        codes, largest = tensors["weight"], tensors["SCB"].float()[:, None]
-        out = torch.empty(codes.shape, dtype=torch_dtype(dtype), device=codes.device)
-        for own in few_rows(len(codes), codes.shape[1], _STEP):
-            out[own] = codes[own].float() * largest[own] * _UNIT
-        return out
-
-    @staticmethod
-    def _check_layout(tensors: Mapping[str, Tensor]) -> None:
-        """Raise ValueError for the tiles that old versions stored."""
         layout = tensors.get("weight_format")
         if layout is not None and int(layout) != 0:
             raise ValueError(
                 "its weight_format is that of tiles for a GPU; save it with bitsandbytes 0.45 or "
                 "later"
             )
+        codes, largest = tensors["weight"], tensors["SCB"].float()[:, None]
+        out = torch.empty(codes.shape, dtype=torch_dtype(dtype), device=codes.device)
+        for own in few_rows(len(codes), codes.shape[1], _STEP):
+            out[own] = codes[own].float() * largest[own] * _UNIT
+        return out
 
 
 def read_bitsandbytes(config: ConfigFile) -> ModuleRules:

@@ -21,7 +21,6 @@ from quire.models.checkpoint_formats.checkpoint_format import (
     StoredTensor,
 )
 from quire.models.checkpoint_formats.fp8_checkpoint import read_block
-from quire.models.checkpoint_formats.input_order import permutation_of
 from quire.models.checkpoint_formats.integer_linear import (
     IntegerLinear,
     group_problem,
@@ -94,9 +93,9 @@ class PackedLinear(IntegerLinear):
 
     def integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
         """See `IntegerLinear`."""
-        from quire.models.checkpoint_formats.input_order import in_order
         from quire.models.checkpoint_formats.integer_rows import (
             IntegerRows,
+            sorted_by_group,
             unpacked,
             words_as_rows,
         )
@@ -108,10 +107,7 @@ class PackedLinear(IntegerLinear):
                 f"its weight_shape is {stored.tolist()}, but weight_packed has the codes of "
                 f"{shape}; download the file again"
             )
-        order = tensors.get("weight_g_idx")
-        permutation = None if order is None else permutation_of(order)
-        if permutation is not None:
-            codes = in_order(codes, permutation, self.bits)
+        codes, permutation = sorted_by_group(codes, tensors.get("weight_g_idx"), self.bits)
         if not self.is_symmetric:
             words = tensors["weight_zero_point"].t()
             zeros = unpacked(words_as_rows(words), self.bits).t()

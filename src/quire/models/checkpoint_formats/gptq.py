@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import SCALE_DTYPES, StoredTensor
-from quire.models.checkpoint_formats.input_order import permutation_of
 from quire.models.checkpoint_formats.integer_linear import (
     IntegerLinear,
     group_problem,
@@ -79,13 +78,14 @@ class GptqLinear(IntegerLinear):
 
     def integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
         """See `IntegerLinear`."""
-        from quire.models.checkpoint_formats.input_order import in_order
-        from quire.models.checkpoint_formats.integer_rows import IntegerRows, words_as_rows
+        from quire.models.checkpoint_formats.integer_rows import (
+            IntegerRows,
+            sorted_by_group,
+            words_as_rows,
+        )
 
         codes = words_as_rows(tensors["qweight"].t())
-        permutation = permutation_of(tensors["g_idx"]) if "g_idx" in tensors else None
-        if permutation is not None:
-            codes = in_order(codes, permutation, self.bits)
+        codes, permutation = sorted_by_group(codes, tensors.get("g_idx"), self.bits)
         zeros = self._zeros(tensors["qzeros"])
         if zeros is not None and self.bits == 4:
             self._check_middle(codes, zeros)

@@ -105,11 +105,6 @@ def _size(config: ConfigFile, key: str, usual: int) -> int:
     return usual if config.get_nullable(key) is None else config.integer(key, high=2**14)
 
 
-def read_bos_token_id(config: ConfigFile) -> int | None:
-    """The id that begins a text, the first if there are several."""
-    return next(iter(config.token_ids("bos_token_id")), None)
-
-
 def read_eos_token_ids(config: ConfigFile, path: Path) -> tuple[int, ...]:
     """The ids that end an answer: those of generation_config.json, then those of config.json."""
     generation = path / "generation_config.json"

@@ -1,7 +1,7 @@
 """A model family: how its decoders differ from Llama, as a table of facts. No torch.
 
-The defaults are Llama's. A family that differs has a file with its table, which registry.py lists;
-the modules for all of them are in llama.py.
+The defaults are Llama's. registry.py has the families' tables, or lists files that have them; the
+modules for all of them are in llama.py.
 """
 
 from __future__ import annotations
@@ -58,18 +58,6 @@ def listed_windows(config: ConfigFile, window: int | None, num_layers: int) -> W
     if not listed or len(types) != num_layers or not set(types) <= set(known):
         raise config.wrong("layer_types", f"must list {num_layers} times one of {', '.join(known)}")
     return tuple(known[kind] for kind in types)
-
-
-def upper_layer_windows(config: ConfigFile, num_layers: int) -> Windows:
-    """Qwen's rule: a switch, then a window by `layer_types` or from `max_window_layers` on."""
-    if not config.boolean("use_sliding_window"):
-        return no_windows(config, num_layers)
-    window = read_window(config)
-    listed = listed_windows(config, window, num_layers)
-    if listed is not None:
-        return listed
-    first = config.integer("max_window_layers", low=0)
-    return tuple(window if i >= first else None for i in range(num_layers))
 
 
 class ExpertSizes(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,7 +30,6 @@ from quire.kernels.torch_dtypes import dtype_name
 from quire.last_use import NO_HOME
 from quire.layers.embedding import VocabParallelEmbedding
 from quire.layers.linear_layers import LinearBase
-from quire.layers.parameter import LoadedModule
 from quire.layers.rope import RotaryEmbedding
 from quire.models.config.model_config import ModelConfig
 from quire.models.prepared.prepared_files import (
@@ -213,7 +212,7 @@ def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The tensors that a loaded model holds, by name."""
     found: dict[str, Tensor] = dict(model.named_parameters())
     for name, module in model.named_modules():
-        if isinstance(module, LoadedModule):
+        if isinstance(module, LinearBase):
             found |= {f"{name}.{own}": buffer for own, buffer in module.named_buffers()}
         elif isinstance(module, RotaryEmbedding):  # what serves without PyTorch reads them
             found[f"{name}.inv_freq"] = module.inv_freq
@@ -234,12 +233,12 @@ def _load_processed(model: nn.Module, tensors: dict[str, Tensor], formats: Forma
     """Give each module its own. Raises LookupError where one is missing, left over or different."""
     modules = dict(model.named_modules())
     for name, module in modules.items():
-        if isinstance(module, LoadedModule):
+        if isinstance(module, LinearBase):
             own = [key for key in tensors if key.rpartition(".")[0] == name]
             given = {key.rpartition(".")[2]: tensors.pop(key) for key in own}
             module.load_processed(given, formats[name])
     for name, module in modules.items():  # an embedding may have got a weight from its head
-        if isinstance(module, LoadedModule):
+        if isinstance(module, LinearBase):
             continue
         if isinstance(module, RotaryEmbedding):
             module.inv_freq = tensors.pop(f"{name}.inv_freq")
