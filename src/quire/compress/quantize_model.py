@@ -28,10 +28,10 @@ from quire.compress.recipe import Recipe
 from quire.compress.rotation import RotatedParts
 from quire.compress.shard_files import ShardFiles, recipe_record
 from quire.compress.text_samples import TextSamples
+from quire.config_file import ConfigFile
 from quire.core.layer_spec import LinearSpec, layer_module
 from quire.errors import CheckpointError, ConfigError
 from quire.models.checkpoint_formats.quantization_config import read_checkpoint_format
-from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaDecoderLayer
 from quire.models.loading.loader import check_tensors

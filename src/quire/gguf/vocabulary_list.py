@@ -31,7 +31,7 @@ class VocabularyList:
     @classmethod
     def read(cls, metadata: Metadata) -> VocabularyList:
         """The tokens; none where a file has none. Raises CheckpointError for damaged lists."""
-        tokens = metadata.texts(TOKENS) if metadata.get(TOKENS) is not None else []
+        tokens = list(metadata.texts(TOKENS))
         key = "tokenizer.ggml.token_type"
         kinds = [NORMAL] * len(tokens)
         if metadata.get(key) is not None:

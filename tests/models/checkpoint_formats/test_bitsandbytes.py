@@ -16,6 +16,7 @@ from harmed_checkpoints import case_id, check_refused, spoil
 from quantized_checkpoints import Change, stored_in
 from torch import Tensor
 
+from quire.config_file import ConfigFile
 from quire.errors import CheckpointError
 from quire.kernels.formats.table import format_of
 from quire.models.checkpoint_formats.bitsandbytes import (
@@ -24,7 +25,6 @@ from quire.models.checkpoint_formats.bitsandbytes import (
     read_bitsandbytes,
 )
 from quire.models.checkpoint_formats.checkpoint_format import StoredLinear
-from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.loading.quantized_source import QuantizedSource
 from quire.quantization.stored_weight import sizes_of
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from quire.config_file import ConfigFile
 from quire.models.checkpoint_formats.config_readers import READERS
-from quire.models.checkpoints.config_file import ConfigFile
 
 UP, DOWN = "model.layers.1.mlp.up_proj", "model.layers.1.mlp.down_proj"
 DOWN_10 = "model.layers.10.mlp.down_proj"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
+from quire.config_file import ConfigFile
 from quire.models.checkpoint_formats.awq import AwqLinear
 from quire.models.checkpoint_formats.checkpoint_format import StoredLinear
 from quire.models.checkpoint_formats.gptq import GptqLinear, read_bits
 from quire.models.checkpoint_formats.module_rules import ModuleRules, check_patterns, surrounded
-from quire.models.checkpoints.config_file import ConfigFile
 
 _FULL_BITS = (16, 32)  # of what is not quantized
 _LESS = ("auto_round:auto_gptq", "auto_round:gptq", "auto")  # zero points are stored less 1

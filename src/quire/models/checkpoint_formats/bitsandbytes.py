@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from quire.config_file import ConfigFile
 from quire.kernels.operands import QuantSpec
 from quire.model_folder import parse_json
 from quire.models.checkpoint_formats.checkpoint_format import (
@@ -25,7 +26,6 @@ from quire.models.checkpoint_formats.checkpoint_format import (
     in_float16,
 )
 from quire.models.checkpoint_formats.module_rules import ModuleRules, read_ignored
-from quire.models.checkpoints.config_file import ConfigFile
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from quire.config_file import ConfigFile
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import (
     SCALE_DTYPES,
@@ -31,7 +32,6 @@ from quire.models.checkpoint_formats.module_rules import ModuleRules, Rule, chec
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
 from quire.models.checkpoint_formats.stored_int8 import GroupedBytesLinear, Int8Linear
 from quire.models.checkpoint_formats.stored_mxfp4 import MXFP4_GROUP, Mxfp4Linear
-from quire.models.checkpoints.config_file import ConfigFile
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,9 +9,9 @@ from itertools import combinations
 from re import _parser as parser  # type: ignore[attr-defined]  # as re.compile parses them
 from typing import Any, TypeVar
 
+from quire.config_file import ConfigFile
 from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat, StoredLinear
 from quire.models.checkpoints.checkpoint import PREFIX
-from quire.models.checkpoints.config_file import ConfigFile
 
 MAX_PATTERN = 1000  # characters
 # In a pattern: its time grows with that power of the length of a module's name.

@@ -12,10 +12,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quire.config_file import ConfigFile
 from quire.dtypes import MODEL_DTYPES, SAFETENSORS
 from quire.errors import CheckpointError
 from quire.model_folder import GGUF_LINK, named_path
-from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.checkpoints.safetensors_header import TensorEntry, read_header
 
 if TYPE_CHECKING:

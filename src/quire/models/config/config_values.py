@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from quire.compat.own_values import own_value
+from quire.config_file import ConfigFile
 from quire.core.layer_spec import Activation
-from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.families.family import BiasRule, Family
 from quire.models.families.registry import ARCHITECTURES
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from quire.config_file import ConfigFile
 from quire.core.layer_spec import (
     Activation,
     AttentionSpec,
@@ -33,7 +34,6 @@ from quire.models.checkpoint_formats.quantization_config import (
     read_checkpoint_format,
 )
 from quire.models.checkpoints.checkpoint import stored_dtype
-from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.config.config_values import (
     read_activation,
     read_bias,

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
+from quire.config_file import ConfigFile
 from quire.errors import CheckpointError, ConfigError
 from quire.model_folder import named_path, write_whole
 from quire.models.checkpoint_formats.quantization_config import quantization_section
-from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.config.weight_files import json_digest, weight_files
 
 QUALITY_FILE = "quire_quality.json"

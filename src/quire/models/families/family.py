@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
+from quire.config_file import ConfigFile
 from quire.core.layer_spec import Activation
-from quire.models.checkpoints.config_file import ConfigFile
 
 Windows = tuple[int | None, ...]
 

@@ -5,7 +5,7 @@ No torch.
 
 from __future__ import annotations
 
-from quire.models.checkpoints.config_file import ConfigFile
+from quire.config_file import ConfigFile
 from quire.models.families.family import (
     LLAMA_DEFAULTS,
     Family,

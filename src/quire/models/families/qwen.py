@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from quire.models.checkpoints.config_file import ConfigFile
+from quire.config_file import ConfigFile
 from quire.models.families.family import (
     LLAMA_DEFAULTS,
     ExpertSizes,

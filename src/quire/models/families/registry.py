@@ -6,14 +6,14 @@ family: a table of facts here, or in a file of its own with what it reads (docs/
 
 from __future__ import annotations
 
-from quire.models.checkpoints.config_file import ConfigFile
+from quire.config_file import ConfigFile
 from quire.models.families.family import LLAMA_DEFAULTS, Family, Windows, read_window
 from quire.models.families.gemma2 import GEMMA2
 from quire.models.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 
 
 def _one_window(config: ConfigFile, num_layers: int) -> Windows:
-    """The same in every layer."""
+    """One sliding window for all layers."""
     return (read_window(config),) * num_layers
 
 
