@@ -10,7 +10,7 @@ from tiny_models import FAMILIES, SAMPLES, quantize, write_model
 
 from quire.compress.block_error import BlockError
 from quire.compress.clipping import clipped_scales
-from quire.compress.float_grid import FloatGrid
+from quire.compress.code_grids import FloatGrid, IntegerGrid
 from quire.compress.foldings import foldings
 from quire.compress.hessian_rounding import HessianRounding
 from quire.compress.input_statistics import (
@@ -19,7 +19,6 @@ from quire.compress.input_statistics import (
     corrected,
     input_statistics,
 )
-from quire.compress.integer_grid import IntegerGrid
 from quire.compress.layer_rounding import grid_of
 from quire.compress.layer_stream import LayerRunner
 from quire.compress.learned_rounding import LearnedWeight, RoundingLearner, relative_error

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from quire.compress.code_grids import IntegerGrid
 from quire.compress.foldings import Folding
 from quire.compress.input_statistics import InputStatistics
-from quire.compress.integer_grid import IntegerGrid
 
 _RATIOS = 20  # of exponents between 0 and 1
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from quire.compress.block_error import BlockError
 from quire.compress.checkpoint_layout import CheckpointLayout, Packing
 from quire.compress.clipping import clipped_scales
-from quire.compress.float_grid import FloatGrid
+from quire.compress.code_grids import FloatGrid, IntegerGrid
 from quire.compress.foldings import Folding, foldings
 from quire.compress.hessian_rounding import HessianRounding
 from quire.compress.input_scales import best_scale, smoothing_scale
@@ -27,7 +27,6 @@ from quire.compress.input_statistics import (
     corrected_targets,
     input_statistics,
 )
-from quire.compress.integer_grid import IntegerGrid
 from quire.compress.layer_stream import LayerRunner
 from quire.compress.learned_rounding import RoundingLearner
 from quire.compress.model_parts import linears_of, set_weight, weight_of

@@ -35,7 +35,7 @@ from quire.layers.parameter import LayerOptions, Weight, WeightShapeError
 from quire.layers.rope import RotaryEmbedding
 from quire.model_folder import named_path
 from quire.models.checkpoint_formats.checkpoint_scheme import common_spec, parts_of
-from quire.models.checkpoints.checkpoint import PREFIX, Checkpoint
+from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import COMPUTED, LlamaDecoderLayer
 from quire.models.loading.checkpoint_source import read_tensors
@@ -72,8 +72,7 @@ class ModelParts:
                 "layer by layer; serve it with quantization='int8', or another format"
             ) from error
         self.checkpoint = checkpoint or Checkpoint.open(folder)
-        names = self.checkpoint.entries
-        self.prefix = "" if any(name.startswith(PREFIX) for name in names) else PREFIX
+        self.prefix = self.checkpoint.missing_prefix
         check_tied_head(self.checkpoint, self.spec, self.prefix)
         kernels = replace(kernels_for("meta"), attention=whole_attention)
         self.options = LayerOptions(torch.float32, device, kernels)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _BLOCK, NESTED_BLOCK = 64, 256  # numbers that share a scale; scales that share one
 _KINDS = ("nf4", "fp4")
 _STEP = 1 << 22  # numbers that are made at a time; whole blocks
+_MOST_STATE = 1 << 17  # bytes of settings in JSON; real ones have some hundreds
 _UNIT = 7.874015718698502e-3  # 1 / 127, as bitsandbytes writes it
 
 
@@ -130,8 +131,11 @@ class FourBitLinear(StoredLinear):
 
     def _state(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """The settings, which are JSON. Raises ValueError for what is none."""
+        text = tensors[self._state_name].flatten()
         try:
-            found: Any = parse_json(bytes(tensors[self._state_name].flatten().tolist()))
+            if len(text) > _MOST_STATE:
+                raise ValueError(f"it has {len(text)} bytes")
+            found: Any = parse_json(bytes(text.tolist()))
         except ValueError as error:
             raise ValueError(
                 f"its {self._state_name} is damaged ({error}); download the file again"

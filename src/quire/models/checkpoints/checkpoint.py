@@ -41,6 +41,11 @@ class Checkpoint:
         """The folder or file that a user has, for messages."""
         return self.folder
 
+    @property
+    def missing_prefix(self) -> str:
+        """The prefix that all names lack, as those of a model that was saved without its head."""
+        return "" if any(name.startswith(PREFIX) for name in self.entries) else PREFIX
+
     def stored_name(self, name: str) -> str:
         """The name that a tensor has in the files."""
         return name
@@ -107,7 +112,7 @@ def stored_dtype(folder: Path) -> str:
 # Before weights are downloaded: more would refuse, for want of memory, models that fit.
 UNKNOWN_DTYPE = "bfloat16"
 INDEX = "model.safetensors.index.json"
-PREFIX = "model."  # of all names but the head's; checkpoints saved without a head lack it
+PREFIX = "model."  # of all names but the head's
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 

@@ -48,11 +48,11 @@ def no_windows(_: ConfigFile, num_layers: int) -> Windows:
     return (None,) * num_layers
 
 
-def listed_windows(config: ConfigFile, window: int | None, num_layers: int) -> Windows | None:
-    """The windows by `layer_types`; None where the file has no such key. Raises CheckpointError."""
-    types = config.get("layer_types")
+def listed_windows(config: ConfigFile, window: int | None, usual: Windows) -> Windows:
+    """The windows by `layer_types`; the usual ones without that key. Raises CheckpointError."""
+    types, num_layers = config.get("layer_types"), len(usual)
     if types is None:
-        return None
+        return usual
     known = {"sliding_attention": window, "full_attention": None}
     listed = isinstance(types, list) and all(isinstance(kind, str) for kind in types)
     if not listed or len(types) != num_layers or not set(types) <= set(known):

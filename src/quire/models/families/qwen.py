@@ -25,15 +25,12 @@ def _upper_windows(config: ConfigFile, num_layers: int) -> Windows:
     """Qwen's rule: a switch, then a window by `layer_types` or from `max_window_layers` on."""
     if not config.boolean("use_sliding_window"):
         return no_windows(config, num_layers)
-    window = read_window(config)
-    listed = listed_windows(config, window, num_layers)
-    if listed is not None:
-        return listed
-    first = config.integer("max_window_layers", low=0)
-    return tuple(window if i >= first else None for i in range(num_layers))
+    window, first = read_window(config), config.integer("max_window_layers", low=0)
+    upper = tuple(window if i >= first else None for i in range(num_layers))
+    return listed_windows(config, window, upper)
 
 
-def _one_window(config: ConfigFile, num_layers: int) -> Windows:
+def _switched_window(config: ConfigFile, num_layers: int) -> Windows:
     """A switch, then one window for all layers."""
     uses_window = config.boolean("use_sliding_window")
     return (read_window(config) if uses_window else None,) * num_layers
@@ -86,6 +83,6 @@ QWEN3_MOE = replace(
     architectures=("Qwen3MoeForCausalLM",),
     defaults=_DEFAULTS
     | {"num_key_value_heads": 4, "norm_topk_prob": False, "decoder_sparse_step": 1},
-    windows=_one_window,
+    windows=_switched_window,
     experts=_experts,
 )
