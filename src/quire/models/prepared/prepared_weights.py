@@ -14,6 +14,7 @@ import math
 import shutil
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -231,21 +232,24 @@ def _tables(model: nn.Module) -> set[str]:
 
 def _load_processed(model: nn.Module, tensors: dict[str, Tensor], formats: Formats) -> None:
     """Give each module its own. Raises LookupError where one is missing, left over or different."""
+    given = defaultdict[str, dict[str, Tensor]](dict)  # by module: experts have ten thousands
+    for name, tensor in tensors.items():
+        module_name, _, leaf = name.rpartition(".")
+        given[module_name][leaf] = tensor
     modules = dict(model.named_modules())
     for name, module in modules.items():
         if isinstance(module, LinearBase):
-            own = [key for key in tensors if key.rpartition(".")[0] == name]
-            given = {key.rpartition(".")[2]: tensors.pop(key) for key in own}
-            module.load_processed(given, formats[name])
+            module.load_processed(given.pop(name), formats[name])
     for name, module in modules.items():  # an embedding may have got a weight from its head
         if isinstance(module, LinearBase):
             continue
         if isinstance(module, RotaryEmbedding):
-            module.inv_freq = tensors.pop(f"{name}.inv_freq")
-        for own_name, param in module.named_parameters(recurse=False):
-            tensor = tensors.pop(f"{name}.{own_name}")
+            module.inv_freq = given[name].pop("inv_freq")
+        for leaf, param in module.named_parameters(recurse=False):
+            tensor = given[name].pop(leaf)
             if (tensor.shape, tensor.dtype) != (param.shape, param.dtype):
-                raise LookupError(f"{name}.{own_name} has another shape or data type")
+                raise LookupError(f"{name}.{leaf} has another shape or data type")
             param.data = tensor
-    if tensors:
-        raise LookupError(f"nothing takes {next(iter(tensors))}")
+    left_over = [f"{name}.{leaf}" for name, own in given.items() for leaf in own]
+    if left_over:
+        raise LookupError(f"nothing takes {left_over[0]}")
