@@ -317,6 +317,20 @@ def test_a_run_is_not_taken_up_with_another_config_of_the_model(base: Path, tmp_
     quantize(model, tmp_path / "out", recipe)
 
 
+def test_a_run_that_another_process_goes_on_with_is_left_to_it(base: Path, tmp_path: Path) -> None:
+    """Each would write over the other's unfinished files."""
+    recipe, out = Recipe(method="rtn", group_size=32), tmp_path / "out"
+
+    def start_another(*_: object) -> None:
+        before = files_of(out)
+        with pytest.raises(ConfigError, match="another quire quantize writes to"):
+            quantize(base, out, recipe)
+        assert files_of(out) == before
+
+    quantize(base, out, recipe, start_another)
+    assert Quantization(base, out, recipe, SAMPLES, CPU).is_finished
+
+
 @pytest.mark.parametrize("method", ["rtn", "gptq"])
 def test_a_file_that_was_cut_off_is_written_again(base: Path, tmp_path: Path, method: str) -> None:
     """As one may be after a system went down, though it has its name only once it is written."""

@@ -81,8 +81,11 @@ class Quantization:
     @torch.no_grad()
     def run(self, notify: Notify) -> None:
         """Quantize all layers, but for those that an earlier run has finished."""
+        with self.files.opened(self._record()):
+            self._run(notify)
+
+    def _run(self, notify: Notify) -> None:
         spec, method = self.parts.spec, self.recipe.steps_of_method
-        self.files.open(self._record())
         torch.manual_seed(self.recipe.seed)
         hidden = self.parts.embed(self.samples.calibration) if method.calibrates else []
         exact = list(hidden) if method.needs_exact_states else None

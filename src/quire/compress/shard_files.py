@@ -6,9 +6,11 @@ after the last of them.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,8 +44,26 @@ class ShardFiles:
     def __init__(self, folder: Path, layers: int) -> None:
         self.folder, self._layers = folder, layers
 
-    def open(self, record: dict[str, Any]) -> None:
-        """Make the folder, or take up a run with the same record. Raises ConfigError."""
+    @contextmanager
+    def opened(self, record: dict[str, Any]) -> Iterator[None]:
+        """The folder of a new run, or of one with the same record, for this process alone.
+
+        Raises ConfigError.
+        """
+        self._make(record)
+        with (self.folder / QUANTIZE_RUN).open("rb") as run:
+            try:
+                fcntl.flock(run, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigError(
+                    f"out: another quire quantize writes to {self.folder}; wait until it ends, or "
+                    "name another folder"
+                ) from error
+            except OSError:  # a file system without locks
+                pass
+            yield
+
+    def _make(self, record: dict[str, Any]) -> None:
         if self._has_run(record):
             return
         run = self.folder / QUANTIZE_RUN
