@@ -28,7 +28,7 @@ from quire.models.checkpoint_formats.integer_linear import (
     integer_spec,
     num_groups,
 )
-from quire.models.checkpoint_formats.module_rules import ModuleRules, Rule, check_patterns
+from quire.models.checkpoint_formats.module_rules import ModuleRules, Names, Rule, check_patterns
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
 from quire.models.checkpoint_formats.stored_int8 import GroupedBytesLinear, Int8Linear
 from quire.models.checkpoint_formats.stored_mxfp4 import MXFP4_GROUP, Mxfp4Linear
@@ -176,12 +176,12 @@ def _rules(targets: Mapping[str, StoredLinear | None]) -> tuple[Rule, ...]:
     names = defaultdict[StoredLinear | None, list[str]](list)
     for target, linear in targets.items():
         if target != _CLASS and not target.startswith(_REGEX):
-            names[linear].append(re.escape(target))
-    found = [(f"(?:{'|'.join(own)})$", linear) for linear, own in names.items()]
+            names[linear].append(target)
+    found: list[Rule] = [(Names(own), linear) for linear, own in names.items()]
     patterns = sorted(target for target in targets if target.startswith(_REGEX))
-    found += [(target.removeprefix(_REGEX), targets[target]) for target in patterns]
-    found += [("", targets[_CLASS])] if _CLASS in targets else []
-    return tuple((re.compile(pattern), linear) for pattern, linear in found)
+    found += [(re.compile(target.removeprefix(_REGEX)), targets[target]) for target in patterns]
+    found += [(re.compile(""), targets[_CLASS])] if _CLASS in targets else []
+    return tuple(found)
 
 
 def _layout(group: ConfigFile, stored_as: str) -> StoredLinear:
