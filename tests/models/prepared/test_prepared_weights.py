@@ -104,7 +104,7 @@ class CountedNames(dict[str, Tensor]):
 def test_a_start_does_not_look_at_all_names_for_each_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mixture of experts has ten thousands of both, which took most of a minute."""
+    """A mixture of experts has ten thousands of both, which took 13 s."""
     load(tmp_path)
     give, found = prepared._load_processed, list[CountedNames]()
 
