@@ -100,7 +100,7 @@ class Scheduler:
     def expire(self, request_ids: Iterable[str]) -> list[RequestDelta]:
         """End those of these requests that have not started; queue timeout."""
         return [
-            self._end(request, FinishReason.ERROR, QUEUE_TIMEOUT, ErrorKind.OVERLOAD)
+            self._end(request, FinishReason.ERROR, QUEUE_TIMEOUT, ErrorKind.QUEUE_TIMEOUT)
             for request in self._batch.find(request_ids)
             if request.status is RequestStatus.WAITING and request.num_output_tokens == 0
         ]

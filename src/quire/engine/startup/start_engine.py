@@ -132,9 +132,16 @@ def _make_scheduler(backend: Backend, limits: RequestLimits, executor: Executor)
 
 
 def _find_unsound(resolved: ResolvedConfig) -> str:
-    from quire.models.checkpoints.unsound_weights import describe_unsound  # most engines need none
+    # here, as most engines need none of it
+    from quire.models.checkpoints.unsound_weights import describe_unsound
+    from quire.models.prepared.prepared_files import prepared_file
+    from quire.models.prepared.prepared_reader import describe_damage
 
-    return describe_unsound(resolved.folder)
+    if found := describe_unsound(resolved.folder):
+        return found
+    model = resolved.config.model
+    file = prepared_file(model, resolved.model_config, resolved.folder, resolved.dtype)
+    return "" if file is None else describe_damage(file)
 
 
 def _grammar_compiler(config: EngineConfig, model_config: ModelConfig) -> GrammarCompiler:
