@@ -164,12 +164,21 @@ def _with_object(function: dict[str, Any], where: str) -> dict[str, Any]:
         try:
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError) as error:
-            problem = f"not JSON ({_reason(error)}); send the object, or leave a cut call out"
+            if _is_cut(arguments, error):
+                return function  # as the model wrote it
+            problem = f"not JSON ({_reason(error)}); send the object"
             raise invalid_value("messages", problem, where=field) from error
     if not isinstance(arguments, dict):  # templates read them by name
         problem = "must be a JSON object; send the arguments by their names"
         raise invalid_value("messages", problem, where=field)
     return function | {"arguments": arguments}
+
+
+def _is_cut(text: str, error: Exception) -> bool:
+    """Whether the text is the begin of an object, as that of a call which max_tokens has cut."""
+    if not isinstance(error, json.JSONDecodeError) or not text.startswith("{"):
+        return False
+    return error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
 
 
 def _reason(error: ValueError | RecursionError) -> str:
