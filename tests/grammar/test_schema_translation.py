@@ -36,6 +36,8 @@ MAPS = [
     _map({"pattern": "^[ab]$", "type": "string"}, maxProperties=2),
     _map({"type": "string"}, maxProperties=1),
     _map(True, maxProperties=0),
+    _map({"type": "string"}, properties={"a": DIGIT}, additionalProperties=False),
+    _map(True, patternProperties={"^a$": DIGIT}, additionalProperties=False),
     {"const": {"format": "path", "propertyNames": 1}},
 ]
 

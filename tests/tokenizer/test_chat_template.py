@@ -112,6 +112,20 @@ def test_continues_as_transformers(
     assert pair[0].render_chat(messages, **options) == expected
 
 
+@pytest.mark.parametrize("stripped", ["", "|trim"])
+def test_a_message_that_a_template_shows_twice_is_continued_at_its_last_place(
+    stripped: str,
+) -> None:
+    shown = "{{ messages[-1].content STRIPPED }}".replace("STRIPPED", stripped)
+    source = f"{shown}\n{shown}!"
+    template = ChatTemplate(source, origin="here", special_tokens={})
+    options: dict[str, Any] = {"tools": None, "add_generation_prompt": False, "options": {}}
+    text = template.render(
+        [USER, ANSWER | {"content": "Well"}], continue_final_message=True, **options
+    )
+    assert text == "Well\nWell"
+
+
 def test_calls_that_a_template_would_drop_are_refused() -> None:
     says_all = "{% for m in messages %}{{ m.content }}{% endfor %}"
     silent = ChatTemplate(says_all, origin="here", special_tokens={})

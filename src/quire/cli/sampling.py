@@ -105,9 +105,14 @@ def _token_id(text: str) -> int:
 def take_defaults(
     sampling: SamplingParams, args: argparse.Namespace, defaults: Mapping[str, float]
 ) -> None:
-    """Set the params that the command line leaves out to the model's defaults, but max_tokens."""
+    """Set the params that the command line leaves out to the model's defaults.
+
+    Of max_tokens only to that of an override: the command has a default itself.
+    """
+    overrides = chosen(args, ["override_generation_config"]).values()
+    is_limited = any("max_new_tokens" in text for text in overrides)
     for name, value in defaults.items():
-        if name != "max_tokens" and name not in vars(args):
+        if name not in vars(args) and (is_limited or name != "max_tokens"):
             setattr(sampling, name, value)
 
 

@@ -171,6 +171,8 @@ def _before_mark(rendered: str, content: str) -> str:
         problem = "this model's chat template does not show the last message; leave it out"
         raise invalid_value("continue_final_message", problem)
     is_stripped = not behind.startswith(_SPACE)
+    # a template may have shown the message before, too
+    text = text.replace(_END_MARK + _SPACE, "").replace(_END_MARK, "")
     return text.rstrip() if is_stripped and content.strip() else text
 
 
