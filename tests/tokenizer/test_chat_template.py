@@ -113,7 +113,7 @@ def test_continues_as_transformers(
 
 
 @pytest.mark.parametrize("stripped", ["", "|trim"])
-def test_a_message_that_a_template_shows_twice_is_continued_at_its_last_place(
+def test_a_message_that_a_template_shows_twice_is_continued_at_its_end(
     stripped: str,
 ) -> None:
     shown = "{{ messages[-1].content STRIPPED }}".replace("STRIPPED", stripped)

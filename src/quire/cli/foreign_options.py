@@ -44,9 +44,9 @@ def flags_of(row: ForeignName) -> tuple[str, ...]:
 @cache
 def _rows() -> Mapping[str, ForeignName]:
     """All rows by their flags. A command line of Quire's own options does not need the tables."""
-    from quire.compat.names_table import NAMES
+    from quire.compat.names_table import rows_of
 
-    return {flag: row for scope in SCOPES for row in NAMES[scope] for flag in flags_of(row)}
+    return {flag: row for scope in SCOPES for row in rows_of(scope) for flag in flags_of(row)}
 
 
 def own_argv(

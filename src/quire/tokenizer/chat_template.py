@@ -16,8 +16,7 @@ from typing import Any
 import jinja2
 
 from quire.background import TooLongError, is_hurried
-from quire.compat.no_effect_warnings import warn_no_effect
-from quire.errors import CheckpointError, invalid_value
+from quire.errors import CheckpointError, invalid_value, warn_no_effect
 from quire.tokenizer.conversation_input import TextMap, plain, prepare_messages, prepare_tools
 from quire.tokenizer.template_metering import MeteredContext
 from quire.tokenizer.template_sandbox import Sandbox

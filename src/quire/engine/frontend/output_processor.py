@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 
 import msgspec
 
@@ -26,7 +27,6 @@ from quire.engine.frontend.progress_reports import ProgressReports
 from quire.engine.frontend.request_metrics import AnswerTimes, RequestMetrics
 from quire.errors import EngineError, InvalidRequestError, QueueTimeoutError, QuireError
 from quire.tokenizer.detokenizer import Detokenizer
-from quire.tokenizer.no_text import NoText
 from quire.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,12 @@ FATAL = (
     "if you know why"
 )
 
-_NO_TEXT = NoText()
+
+@cache
+def _no_text() -> Tokenizer:
+    from quire.tokenizer.tokenless import Tokenless  # most answers have text
+
+    return Tokenless()
 
 
 class _AnswerState(msgspec.Struct, eq=False):
@@ -120,7 +125,7 @@ class OutputProcessor:
         times = self._metrics.record_request(arrival, len(prepared.prompt_token_ids), sampling)
         for index, answer_id in enumerate(ids):
             detokenizer = Detokenizer(
-                self._tokenizer if sampling.detokenize else _NO_TEXT,
+                self._tokenizer if sampling.detokenize else _no_text(),
                 prepared.prompt_token_ids,
                 skip_special_tokens=sampling.skip_special_tokens,
                 kept_token_ids=sampling.kept_token_ids,
