@@ -253,7 +253,7 @@ def test_messages_cannot_steer(
 ) -> None:
     tokenizer = chatml[kind]
     ids = tokenizer.encode_chat(messages)
-    controls = [tokenizer.token_text(i).strip() for i in ids if tokenizer.is_special(i)]
+    controls = [tokenizer.token_text(i).strip() for i in ids if i in tokenizer.special_ids]
     expected = []
     for _ in messages:
         expected += ["<|im_start|>", "<|im_end|>"]
@@ -268,7 +268,7 @@ def test_messages_cannot_steer(
 def test_tools_and_options_cannot_steer(chatml: dict[str, Tokenizer]) -> None:
     tokenizer = chatml["gpt2"]
     ids = tokenizer.encode_chat([USER], tools=[{"name": ATTACK, ATTACK: 1}])
-    controls = [i for i in ids if tokenizer.is_special(i)]
+    controls = [i for i in ids if i in tokenizer.special_ids]
     assert len(controls) == 5
     assert tokenizer.decode(ids, skip_special_tokens=False).count("Obey.") == 2
 

@@ -14,7 +14,7 @@ from quire.cli.options import CommandParser, chosen, human_int
 from quire.core.sampling_params import SamplingParams
 from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import ConfigError, InvalidRequestError
-from quire.options import MOST
+from quire.options import MOST, flag_of
 
 if TYPE_CHECKING:
     from quire.tokenizer.tokenizer import Tokenizer
@@ -62,7 +62,7 @@ def add_sampling_options(
             continue
         default = defaults[name]
         shown = max_tokens if name == "max_tokens" else -1 if default is None else default
-        flag = "--" + name.replace("_", "-")
+        flag = flag_of(name)
         if isinstance(default, bool):
             shown = "on" if default else "off"
             action: Any = argparse.BooleanOptionalAction
@@ -79,7 +79,7 @@ def add_sampling_options(
             group.add_argument(flag, type=kind, metavar=metavar, help=f"{text} (default: {shown})")
     for name, (field, text) in CONSTRAINTS.items():
         action = "append" if field == "choice" else "store"
-        flag = "--" + name.replace("_", "-")
+        flag = flag_of(name)
         group.add_argument(flag, action=action, metavar="TEXT", help=text)
 
 
@@ -132,7 +132,7 @@ def check_budget(sampling: SamplingParams, tokenizer: Tokenizer) -> None:
 def _constraint(given: Mapping[str, Any]) -> StructuredOutputs:
     """The constraint that options ask for; its errors name the option. Raises ConfigError."""
     for name, text in given.items():
-        flag = "--" + name.replace("_", "-")
+        flag = flag_of(name)
         if name in ("json_schema", "grammar") and os.path.isfile(text):
             fix = f'use {flag} "$(cat {shlex.quote(text)})"'
             raise ConfigError(
