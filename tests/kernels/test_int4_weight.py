@@ -59,7 +59,7 @@ def test_words_have_pairs_of_columns_side_by_side() -> None:
 @pytest.mark.parametrize("zero", [None, 0, 5, 15])
 def test_instructions_make_numbers_of_codes(zero: int | None) -> None:
     """What Hopper's GEMM does in registers, by an interpreter of its instructions."""
-    kernel = pytest.importorskip("quire.kernels.triton.hopper.hopper_int4_integers")
+    kernel = pytest.importorskip("quire.kernels.triton.hopper.hopper_int4_numbers")
     rows = quantize_int4(torch.randn(1, 256), 128, hadamard=False)
     codes = torch.stack([rows.codes & 15, rows.codes >> 4], dim=2).flatten().float()
     words = [int(word) & 0xFFFFFFFF for word in int4_weight.pack_int4(rows).words[0]]
@@ -226,7 +226,7 @@ def test_one_row_has_registers_for_full_rounds(
 
 
 @pytest.mark.parametrize("rows", [8, 9, 12, 16, 17])
-@pytest.mark.parametrize("kind", ["int4", "codebook", "bytes"])
+@pytest.mark.parametrize("kind", ["int4", "bytes"])
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("model", ["8b", "1b", "llama-3.2-3b", "qwen2.5-7b", "qwen2.5-1.5b"])
 def test_few_rows_fit_one_round(model: str, group: int, kind: str, rows: int) -> None:
@@ -236,7 +236,7 @@ def test_few_rows_fit_one_round(model: str, group: int, kind: str, rows: int) ->
             assert found is not None
             memory = byte_memory(rows, k, group, 1, found)
         else:
-            found = int4_config(rows, n, k, group, 132, codebook=kind == "codebook")
+            found = int4_config(rows, n, k, group, 132)
             assert found is not None
             memory = shared_memory(rows, k, group, zeros=False, config=found)
         programs = -(-n // found.block_n) * found.split

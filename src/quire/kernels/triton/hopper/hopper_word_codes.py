@@ -1,7 +1,7 @@
-"""The main loop of Hopper's GEMM of few rows with codes of a codebook (NF4, MXFP4), or of bytes.
+"""The main loop of Hopper's GEMM of few rows with bytes, or with pairs of NF4's codes.
 
-Numbers of four bits are looked up in registers: PRMT picks bytes of eight, so it takes two for each
-byte of 16 numbers. Bytes are dequantized by `hopper_byte_codes`. The ring is `hopper_int4_ring`'s.
+Bytes become numbers by `hopper_byte_codes`, pairs by `hopper_codebooks`. The ring is
+`hopper_int4_ring`'s.
 """
 
 from __future__ import annotations
@@ -15,74 +15,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from quire.kernels.triton.hopper.hopper_byte_codes import dequantize
+from quire.kernels.triton.hopper.hopper_codebooks import is_byte, load_pairs
 from quire.kernels.triton.hopper.hopper_gemm_ring import sums_layout
 from quire.kernels.triton.hopper.hopper_int4_ring import ask_columns, ask_words, own_columns
 from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
 
 
-@gluon.constexpr_function
-def look_up_words(word, block, codebook, one, other):
-    """PTX: four codes of a word as numbers in `one` and `other`, two times two of 16 bits.
-
-    Those of columns 32 * block on of the word's four blocks, and of 32 behind. s: the codes as
-    nibbles, their last three bits as PRMT takes them. k: a byte of ones for each code of 8 or more,
-    by the signs of the word's bytes and of those four bits to the left. Where the last eight
-    numbers are the first ones with a sign (MXFP4), k gives the sign.
-    """
-    tables = codebook.split()
-    low, high = tables[:4], tables[4:]
-    select, mask = ("0x4420", "0xAE8C") if block % 2 == 0 else ("0x4431", "0xBF9D")
-    either = """
-        prmt.b32 b, {}, {}, s;
-        lop3.b32 {}, {}, b, k, 0xD8;"""
-    signs = {int(high[i], 16) ^ int(high[i + 2], 16) for i in (0, 1)}
-    if low[:2] == low[2:] and signs == {0x80808080}:
-        of_low, of_high = "", "lop3.b32 c, c, 0x80808080, k, 0xF8;"
-    else:
-        of_low = either.format(*low[2:], "a", "a")
-        of_high = either.format(*high[2:], "c", "c")
-    return f"""
-        shl.b32 k, {word}, 4;
-        prmt.b32 k, {word}, k, {mask};
-        prmt.b32 s, {word}, 0, {select};
-        and.b32 s, s, 0x7777;
-        prmt.b32 a, {low[0]}, {low[1]}, s;
-        {of_low}
-        prmt.b32 c, {high[0]}, {high[1]}, s;
-        {of_high}
-        prmt.b32 {one}, a, c, 0x6240;
-        prmt.b32 {other}, a, c, 0x7351;"""
-
-
-@gluon.constexpr_function
-def _look_up_asm(block, codebook, is_scaled):
-    """Four codes of one of two words as two times two bfloat16, times their scales."""
-    multiply = "mul.rn.bf16x2 $0, $0, $4; mul.rn.bf16x2 $1, $1, $5;" if is_scaled else ""
-    return f"""{{
-        .reg .b32 s, k, a, b, c;
-        {look_up_words("$2" if block < 2 else "$3", block, codebook, "$0", "$1")}
-        {multiply}
-    }}"""
-
-
-@gluon.jit
-def _look_up(words, scale, other_scale, BLOCK: gl.constexpr, CODEBOOK: gl.constexpr):
-    """Words [rows, 32] → two bfloat16 [rows, 32], columns 64 · BLOCK on and 32 behind them.
-
-    scale, other_scale [rows, 1]: of the two, or None for 1.
-    """
-    asm: gl.constexpr = _look_up_asm(BLOCK, CODEBOOK, scale is not None)
-    operands = (words,) if scale is None else (words, scale, other_scale)
-    registers: gl.constexpr = "=&r,=&r" + ",r" * (len(operands) + 1)  # two of words
-    return gl.inline_asm_elementwise(
-        asm, registers, operands, dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2
-    )
-
-
 @gluon.jit
 def _block(
-    words, zeros, scales, step, GROUP: gl.constexpr, SCALED: gl.constexpr, CODEBOOK: gl.constexpr,
-    B: gl.constexpr,
+    words, zeros, scales, step, GROUP: gl.constexpr, SCALED: gl.constexpr,
+    CODEBOOK: gl.constexpr, B: gl.constexpr,
 ):  # fmt: skip
     """Block B of a step's four blocks of 64 columns: bfloat16 [rows, 64], from registers alone."""
     GROUPS: gl.constexpr = 256 // GROUP
@@ -91,7 +33,7 @@ def _block(
     first = step * GROUPS + 64 * B // GROUP
     last = step * GROUPS + (64 * B + 32) // GROUP
     zero, other_zero, scale, other_scale = None, None, None, None
-    if zeros is not None:
+    if zeros is not None and is_byte(CODEBOOK):
         zero = zeros.index(first).load(in_rows)[:, None]
         other_zero = zero
         if GROUP == 32:
@@ -101,10 +43,10 @@ def _block(
         other_scale = scale
         if GROUP == 32:
             other_scale = scales.index(last).load(in_rows).to(gl.bfloat16)[:, None]
-    if CODEBOOK == "s8" or CODEBOOK == "e4m3":
+    if is_byte(CODEBOOK):
         one, other = dequantize(words, zero, other_zero, scale, other_scale, B % 2, CODEBOOK)
     else:
-        one, other = _look_up(words, scale, other_scale, B, CODEBOOK)
+        one, other = load_pairs(words, zeros, B)
     halves = gl.join(one, other)
     return gl.convert_layout(halves.permute((0, 2, 1)).reshape([words.shape[0], 64]), layout)
 
@@ -118,6 +60,7 @@ def multiply_codes(
 
     SCALED: scales multiply the codes, in bfloat16, not the sums of a group in float32; so it has to
     be for groups of 32, and with many rows of x, for which there are no registers for two sums.
+    zeros: of bytes; else as `store_pairs` returns it.
     """
     PARTS: gl.constexpr = x_desc.block_type.shape[1]
     BLOCK_N: gl.constexpr = ring.shape[len(ring.shape) - 2]
@@ -145,8 +88,8 @@ def multiply_codes(
         words = words_of.index(slot * WORDS).load(operand)
         if SUMS == 1:
             for i in gl.static_range(4):
-                if WORDS == 2 and i == 2:
-                    words = words_of.index(slot * WORDS + 1).load(operand)
+                if i == 2:
+                    words = words_of.index(2 * slot + 1).load(operand)
                 a = _block(words, zeros, scales, step, GROUP, SCALED, CODEBOOK, i)
                 x = x_blocks.index(slot * 4 + i).permute((1, 0))
                 total = warpgroup_mma(a, x, total, is_async=True)
