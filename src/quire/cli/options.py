@@ -227,7 +227,8 @@ def add_engine_options(parser: CommandParser) -> None:
     }
     for section, option in iter_options():
         if option.name == "model":
-            parser.add_argument("model", nargs="?", metavar="MODEL", help=_model_help(option))
+            text = f"{option.help} (default: {option.default})"
+            parser.add_argument("model", nargs="?", metavar="MODEL", help=text)
         else:
             add_option(groups[section], option)
 
@@ -246,10 +247,6 @@ def chosen(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     """The options among `names` that the command line sets, with their values."""
     given = vars(args)
     return {name: given[name] for name in names if given.get(name, DEFAULT) is not DEFAULT}
-
-
-def _model_help(option: Option) -> str:
-    return f"{option.help} (default: {option.default})"
 
 
 def _shown(value: Any) -> str:

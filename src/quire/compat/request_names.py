@@ -15,6 +15,7 @@ _STORED = "only /v1/responses stores answers"
 _RESEND = "send the whole conversation"
 _TIER = "there is one service tier; see priority"
 _OWN_TOOLS = "use tools of your own"
+_MERGE = "merge the adapter into its model, and serve the merged folder"
 
 REQUEST_NAMES: tuple[ForeignName, ...] = (
     no_effect("user", _AI, "requests are told apart by their API key; see cache_salt"),
@@ -54,8 +55,7 @@ REQUEST_NAMES: tuple[ForeignName, ...] = (
          say.USE_BIAS),
     only("custom_params", _S, ({},), say.NO_CODE, "leave it out"),
     only("draft_model", "LM Studio", ("",), say.ONE_TOKEN, "leave it out"),
-    only("lora_path", _S, (), say.NO_ADAPTER,
-         "merge the adapter into its model, and serve the merged folder"),
+    only("lora_path", _S, (), say.NO_ADAPTER, _MERGE),
     alias("use_activation", "normalize", _V),
     alias("data_1", "queries", _V),
     alias("data_2", "documents", _V),
@@ -118,10 +118,8 @@ REQUEST_NAMES: tuple[ForeignName, ...] = (
          "send stop"),
     only("extra_body", _V, ({},), "it is an argument of OpenAI's client, no field",
          "send its fields themselves"),
-    only("lora", _L, ([],), say.NO_ADAPTER,
-         "merge the adapter into its model, and serve the merged folder"),
-    only("lora_request", _V, (), say.NO_ADAPTER,
-         "merge the adapter into its model, and serve the merged folder"),
+    only("lora", _L, ([],), say.NO_ADAPTER, _MERGE),
+    only("lora_request", _V, (), say.NO_ADAPTER, _MERGE),
     only("format", _O, ("",), "an answer's form is that of response_format",
          "send response_format {\"type\": \"json_object\"}, or one with a json_schema"),
     only("think", _O, (), "reasoning is switched by the chat template",

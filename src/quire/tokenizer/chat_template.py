@@ -101,7 +101,8 @@ class ChatTemplate:
         if self._has_functions:
             variables |= _functions(prepared_tools)
         if options:
-            variables |= _plain_options(options, map_text)
+            name = "chat_template_kwargs"
+            variables |= plain(dict(options), map_text, name, name)
         variables["messages"], variables["tools"] = prepared, prepared_tools
         variables["add_generation_prompt"] = add_generation_prompt
         rendered = self._run(variables)
@@ -205,10 +206,3 @@ def _with_tools(
     if first["role"] != "system":
         first, rest = {"role": "system", "content": ""}, messages
     return [first | {"tools": shown}, *rest]
-
-
-def _plain_options(options: Mapping[str, Any], map_text: TextMap) -> dict[str, Any]:
-    checked: dict[str, Any] = plain(
-        dict(options), map_text, "chat_template_kwargs", "chat_template_kwargs"
-    )
-    return checked
