@@ -20,9 +20,9 @@ from quire.processes import exit_on_interrupt
 if TYPE_CHECKING:
     import torch
 
+    from quire.compress.layer_stream import Notify
     from quire.compress.task_answers import Task
     from quire.compress.text_samples import TextSamples
-    from quire.compress.verify_model import Notify
     from quire.tokenizer.tokenizer import Tokenizer
 
 DEVICES = ("auto", "cpu", "cuda")

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
+from quire.compress.layer_stream import Notify
 from quire.compress.model_parts import ModelParts
 from quire.compress.quality_plot import svg
 from quire.compress.rotation import parts_beside
 from quire.compress.task_answers import BUNDLED_TASKS, Task, read_tasks
 from quire.compress.text_samples import TextSamples
-from quire.compress.verify_model import Notify, compare_models
+from quire.compress.verify_model import compare_models
 from quire.errors import ConfigError
 from quire.hub import BUNDLED
 from quire.model_folder import named_path, write_whole
