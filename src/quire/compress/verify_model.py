@@ -81,6 +81,7 @@ def _finals(
     ]
     windows = [own[:count] for own in finals]
     found |= {
+        "windows": count,
         "tokens": sum(map(len, samples[:count])),
         "hidden_cosine": cosine_similarity(*windows),
         **_pooled(base, *windows),
