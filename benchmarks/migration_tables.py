@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from quire.compat.environment import VARIABLES, own_spelling
-from quire.compat.families import NOTHING
-from quire.compat.foreign_name import ANY, DEFAULT, ForeignName
+from quire.compat.foreign_name import ANY, DEFAULT, NOTHING, ForeignName
 from quire.compat.http_paths import FOREIGN_PATHS
 from quire.compat.import_names import NAMES as IMPORTS
 from quire.compat.method_names import all_methods
-from quire.compat.names_table import NAMES, Scope
+from quire.compat.names_table import SCOPES, Scope, rows_of
 from quire.compat.own_values import OWN_VALUES, REFUSED_VALUES
 
 _MARKED = re.compile(r"(<!-- names:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_SCOPES: dict[str, Scope] = {scope: scope for scope in NAMES}
 
 
 def filled(page: str) -> str:
@@ -31,22 +29,21 @@ def filled(page: str) -> str:
 
 
 def _table(name: str) -> str:
-    own_tables = {
+    tables = {scope: partial(_names, scope) for scope in SCOPES} | {
         "values": _values,
         "methods": partial(_texts, "method", all_methods()),
         "imports": partial(_texts, "import", IMPORTS),
         "paths": _paths,
         "environment": _environment,
     }
-    lines = own_tables[name]() if name in own_tables else _names(_SCOPES[name])
-    return "\n".join(lines)
+    return "\n".join(tables[name]())
 
 
 def _names(scope: Scope) -> Iterator[str]:
     yield "| name | of | here |"
     yield "|---|---|---|"
     alike: dict[tuple[str, str], list[str]] = {}  # names that are the same to a reader
-    for row in sorted(NAMES[scope], key=lambda row: row.name):
+    for row in sorted(rows_of(scope), key=lambda row: row.name):
         alike.setdefault((row.engines, _meaning(row)), []).extend((row.name, *row.flags))
     for (engines, meaning), names in alike.items():
         yield f"| {', '.join(f'`{name}`' for name in names)} | {engines} | {meaning} |"

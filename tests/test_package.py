@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import quire
-from quire.compat.names_table import NAMES
+from quire.compat.names_table import rows_of
 from quire.config import CacheConfig, DeviceConfig, ModelSettings, SchedulerConfig
 from quire.core.sampling_options import SamplingOptions
 from quire.engine.frontend.prompt_inputs import read_prompts
@@ -84,7 +84,7 @@ def test_options_are_typed_as_the_settings() -> None:
 
 
 def test_names_of_vllm_are_typed() -> None:
-    of_vllm = {row.name for row in NAMES["engine"] if "vLLM" in row.engines}
+    of_vllm = {row.name for row in rows_of("engine") if "vLLM" in row.engines}
     assert get_type_hints(LLMArguments).keys() - get_type_hints(LLMOptions) == of_vllm
 
 

@@ -11,9 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
-from quire.compat.no_effect_warnings import warn_no_effect
 from quire.compat.own_options import OPTION_SCOPES, names_as_given, own_options
-from quire.errors import ConfigError
+from quire.errors import ConfigError, warn_no_effect
 from quire.options import (
     COUNT,
     MOST,

@@ -21,6 +21,10 @@ QuireError
 
 from __future__ import annotations
 
+import sys
+import warnings
+from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 
@@ -42,6 +46,16 @@ def _again(kind: type[QuireError], args: tuple[Any, ...], fields: dict[str, Any]
 
 class NoEffectWarning(UserWarning):
     """An option or field of another engine was taken, and has no effect here; the text says why."""
+
+
+def warn_no_effect(notices: Iterable[str]) -> None:
+    """A NoEffectWarning for each sentence, at the first line outside of Quire."""
+    for notice in notices:
+        frame: FrameType | None = sys._getframe(1)
+        depth = 2
+        while frame is not None and frame.f_globals.get("__name__", "").startswith("quire."):
+            frame, depth = frame.f_back, depth + 1
+        warnings.warn(notice, NoEffectWarning, stacklevel=depth)
 
 
 class UserError(QuireError):

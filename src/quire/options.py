@@ -59,6 +59,11 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
     return bare[near[0]] if near else None
 
 
+def flag_of(name: str) -> str:
+    """The option of a setting on a command line: --max-tokens for max_tokens."""
+    return "--" + name.replace("_", "-")
+
+
 def require(condition: bool, message: str) -> None:
     """Raises ConfigError with this message unless the condition holds."""
     if not condition:

@@ -1,14 +1,15 @@
-"""One streamed request: framings, cuts, failures, and the times of tokens."""
+"""Streamed requests: framings, cuts, failures, the times of tokens, and several at once."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 
 import pytest
-from scripted_server import Script, chat_events, chunked, event, raw, scripted_server
+from scripted_server import Script, Seen, chat_events, chunked, event, raw, scripted_server
 
-from quire.bench.client import RequestResult, stream_request
+from quire.bench.client import RequestResult, closed_loop, stream_request
 
 
 def ask(script: Script, *, timeout: float = 5.0) -> RequestResult:
@@ -110,3 +111,21 @@ def test_time_limit() -> None:
 def test_nobody_listens() -> None:
     result = asyncio.run(stream_request("http://127.0.0.1:1/x", b"{}"))
     assert result.error
+
+
+@pytest.mark.parametrize(("count", "concurrency"), [(0, 3), (1, 4), (20, 4), (5, 1), (2, 1 << 40)])
+def test_closed_loop(count: int, concurrency: int) -> None:
+    seen = Seen()
+    done: list[RequestResult] = []
+
+    async def run() -> list[RequestResult]:
+        bodies = [json.dumps({"n": n}).encode() for n in range(count)]
+        async with scripted_server(chunked(chat_events("ab"), delay=0.002), seen) as url:
+            return await closed_loop(f"{url}/x", bodies, concurrency, done.append)
+
+    results = asyncio.run(run())
+    assert [result.error for result in results] == [None] * count
+    assert sorted(body["n"] for body in seen.bodies) == list(range(count))
+    assert seen.most_open <= concurrency
+    assert sorted(map(id, done)) == sorted(map(id, results))
+    assert [result.sent for result in results] == sorted(e.sent for e in results)

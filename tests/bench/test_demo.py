@@ -92,6 +92,8 @@ def test_the_key_of_a_server_that_asks_for_one(
     assert head.startswith("post /v1/chat/completions ")
     assert ("authorization" in head) == (sent is not None)
     assert sent is None or f"authorization: bearer {sent}\r\n" in head
+    with pytest.raises(ConfigError, match="api_key is for --url; use both or none"):
+        demo.run(["--api-key", "two"])
 
 
 def test_failures_are_shown() -> None:

@@ -94,6 +94,22 @@ def test_generate(llm: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert sampling == SamplingParams(stop=["x", "y"], max_tokens=128, top_k=7)
 
 
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [
+        (["--override-generation-config", '{"max_new_tokens": 9}'], 9),
+        (["--override-generation-config.max_new_tokens", "9"], 9),
+        (["--override-generation-config", '{"max_new_tokens": 9}', "--max-tokens", "3"], 3),
+        (["--override-generation-config", '{"top_k": 7}'], 128),
+    ],
+)
+def test_an_override_of_the_models_limit_is_one(
+    llm: list[Any], words: list[str], most: int
+) -> None:
+    assert main(["generate", "m", "a", *words]) == 0
+    assert llm[1][1] == SamplingParams(max_tokens=most, top_k=7)
+
+
 def test_a_part_is_printed_when_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
     with AnswerLine() as line:
         line.take(answered(1, text="a b", finished=False))

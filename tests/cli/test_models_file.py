@@ -11,7 +11,7 @@ import pytest
 from quire.cli import main
 from quire.cli.models_file import ConfigFile
 from quire.cli.serve import make_parser, model_plans, read_config, server_settings
-from quire.compat.names_table import NAMES
+from quire.compat.names_table import rows_of
 from quire.compat.own_options import OPTION_SCOPES
 from quire.config import iter_options
 from quire.engine.processes.fleet_model import ModelSpec
@@ -399,7 +399,7 @@ def test_every_option_may_stand_in_the_file(
 
 def test_names_of_other_engines_mean_the_same_in_the_list_of_models(tmp_path: Path) -> None:
     file, own = tmp_path / "models.yaml", {option.name: option for _, option in iter_options()}
-    rows = [row for scope in OPTION_SCOPES for row in NAMES[scope] if row.same_as in own]
+    rows = [row for scope in OPTION_SCOPES for row in rows_of(scope) if row.same_as in own]
     for row in (row for row in rows if row.same_as not in ("model", "served_model_name")):
         value = next(iter(row.values), other_value(own[str(row.same_as)]))
         line = json.dumps({row.name: value})[1:-1]

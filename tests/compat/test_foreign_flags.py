@@ -14,7 +14,7 @@ import pytest
 from quire.cli import chat, foreign_options, generate, serve
 from quire.cli.dotted_options import with_joined_members
 from quire.compat import name_homes
-from quire.compat.names_table import NAMES
+from quire.compat.names_table import rows_of
 from quire.errors import ConfigError
 
 # how many options each list has at least, and the commands that its options are given to
@@ -104,7 +104,7 @@ def test_a_context_that_is_not_divided_needs_no_note(words: str) -> None:
 def test_errors_name_options_as_they_were_given() -> None:
     parser = serve.make_parser()
     actions = parser._option_string_actions
-    rows = [row for scope in ("engine", "server") for row in NAMES[scope]]
+    rows = [row for scope in ("engine", "server") for row in rows_of(scope)]
     own = {f: f"--{r.same_as}".replace("_", "-") for r in rows for f in foreign_options.flags_of(r)
            if r.same_as and r.others and r.arity == "value"}  # fmt: skip
     own |= {"--max_model_len": "--max-model-len", **foreign_options.OWN_FLAGS}

@@ -21,7 +21,10 @@ from quire.cli.foreign_options import OWN_FLAGS, SCOPES, flags_of
 from quire.cli.sampling import CONSTRAINTS
 from quire.compat import command_names
 from quire.compat.foreign_name import ANY, ForeignName
-from quire.compat.names_table import NAMES, NoEffect, Own, Refused, Scope, meaning_of
+from quire.compat.names_table import (
+    SCOPES as ALL_SCOPES,
+)
+from quire.compat.names_table import NoEffect, Own, Refused, Scope, meaning_of, rows_of
 from quire.compat.own_options import OPTION_SCOPES, names_as_given
 from quire.compat.own_values import OWN_VALUES, own_value
 from quire.config import STORED_METHODS, EngineConfig, iter_options
@@ -43,7 +46,7 @@ OWN: dict[Scope, set[str]] = {
     "pooling": POOLING, "call": {"prompts", "data_1", "data_2"},
 }  # fmt: skip
 SCORED = {"queries", "documents"}  # of /v1/score; chats have a `documents` of vLLM's
-ROWS = [(scope, row) for scope, rows in NAMES.items() for row in rows]
+ROWS = [(scope, row) for scope in ALL_SCOPES for row in rows_of(scope)]
 
 
 def test_a_phrase_is_written_once() -> None:
@@ -72,9 +75,9 @@ def test_a_row_is_whole(scope: Scope, row: ForeignName) -> None:
         assert sentence[:1].islower() or not sentence or re.match(r"[A-Z/]", sentence)
 
 
-@pytest.mark.parametrize("scopes", [*((scope,) for scope in NAMES), ("request", "sampling")])
+@pytest.mark.parametrize("scopes", [*((scope,) for scope in ALL_SCOPES), ("request", "sampling")])
 def test_a_name_has_one_row(scopes: tuple[Scope, ...]) -> None:
-    names = Counter(row.name for scope in scopes for row in NAMES[scope])
+    names = Counter(row.name for scope in scopes for row in rows_of(scope))
     assert [name for name, times in names.items() if times > 1] == []
 
 
@@ -100,7 +103,7 @@ def test_values_may_be_in_capitals() -> None:
 
 
 def test_a_flag_has_one_meaning() -> None:
-    rows = [row for scope in SCOPES for row in NAMES[scope]]
+    rows = [row for scope in SCOPES for row in rows_of(scope)]
     rows = [row for row in rows if row.name not in ("logits_processors", "stream_interval")]
     flags = Counter(flag for row in rows for flag in flags_of(row)) + Counter([*OWN_FLAGS])
     assert [flag for flag, times in flags.items() if times > 1] == []

@@ -45,8 +45,11 @@ def test_rounding_to_the_nearest_runs_no_text_and_a_finished_run_says_so(
     said = capsys.readouterr()
     assert "to measure again: quire verify quire-tiny" in said.err
     assert "perplexity" in said.out
-    with pytest.raises(AssertionError):
-        quantize.run([*command, "--quality-limits", "perplexity=9"])
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"messages": [{"role": "user", "content": "hi"}], "expected": "hi"}\n')
+    for options in (["--quality-limits", "perplexity=9"], ["--tasks", str(tasks)]):
+        with pytest.raises(AssertionError):
+            quantize.run([*command, *options])
     assert "quantized itself" not in capsys.readouterr().err
     with pytest.raises(ConfigError, match="have the same weights"):
         verify.run([str(tmp_path / "out"), str(tmp_path / "out"), *TEXT])
@@ -102,6 +105,9 @@ def test_notes_say_what_a_loader_makes_of_the_checkpoint(
         ),
         ("--method nf4 --ignore *proj", "^ignore leaves no linear layer to quantize; ignore less$"),
         ("--method rtn --out /proc/x/y", "out: /proc/x/y cannot be written"),
+        ("--method rtn --json", "^json is for what --no-verify leaves out; use one of them$"),
+        ("--method rtn --tasks x.jsonl", "^tasks is for what --no-verify leaves out"),
+        ("--method rtn --quality-limits perplexity=1", "^quality_limits is for what"),
     ],
 )
 def test_what_cannot_be_done_is_refused(options: str, message: str, tmp_path: Path) -> None:

@@ -361,7 +361,7 @@ def test_the_tokens_allowed_are_all_that_lead_somewhere(
     pieces = {
         token_id: tokenizer.token_bytes(token_id)
         for token_id in range(tokenizer.vocab_size)
-        if not tokenizer.is_special(token_id) and tokenizer.token_bytes(token_id)
+        if token_id not in tokenizer.special_ids and tokenizer.token_bytes(token_id)
     }
 
     def explore(answer: list[int], text: bytes) -> None:

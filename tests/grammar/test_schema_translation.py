@@ -41,6 +41,8 @@ MAPS = [
     _map({"pattern": "^[ab]$", "type": "string"}, maxProperties=2),
     _map({"type": "string"}, maxProperties=1),
     _map(True, maxProperties=0),
+    _map({"type": "string"}, properties={"a": DIGIT}, additionalProperties=False),
+    _map(True, patternProperties={"^a$": DIGIT}, additionalProperties=False),
     {"const": {"format": "path", "propertyNames": 1}},
     {"const": {"uniqueItems": False}},
     _set(["red", 1, True, "é"], minItems=3),

@@ -20,7 +20,7 @@ from openai.types import responses as openai_responses
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params, response_input_item_param
 
-from quire.compat.names_table import NAMES
+from quire.compat.names_table import rows_of
 from quire.server.api.anthropic import messages_request
 from quire.server.api.common import (
     chat_messages,
@@ -44,7 +44,7 @@ ROUTES: list[tuple[type[Any], type[RequestBody]]] = [
     (beta_count_params.MessageCountTokensParams, messages_request.CountRequest),
 ]
 LOOKED_AT = {"anthropic": (2, 12), "openai": (3, 54)}  # the newest versions whose fields were read
-FOREIGN = {row.name for scope in SCOPES for row in NAMES[scope]}
+FOREIGN = {row.name for scope in SCOPES for row in rows_of(scope)}
 HEADERS = {"betas", "user_profile_id", "workspace_id"}  # arguments that are sent as headers
 
 

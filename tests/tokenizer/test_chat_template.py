@@ -112,6 +112,20 @@ def test_continues_as_transformers(
     assert pair[0].render_chat(messages, **options) == expected
 
 
+@pytest.mark.parametrize("stripped", ["", "|trim"])
+def test_a_message_that_a_template_shows_twice_is_continued_at_its_end(
+    stripped: str,
+) -> None:
+    shown = "{{ messages[-1].content STRIPPED }}".replace("STRIPPED", stripped)
+    source = f"{shown}\n{shown}!"
+    template = ChatTemplate(source, origin="here", special_tokens={})
+    options: dict[str, Any] = {"tools": None, "add_generation_prompt": False, "options": {}}
+    text = template.render(
+        [USER, ANSWER | {"content": "Well"}], continue_final_message=True, **options
+    )
+    assert text == "Well\nWell"
+
+
 def test_calls_that_a_template_would_drop_are_refused() -> None:
     says_all = "{% for m in messages %}{{ m.content }}{% endfor %}"
     silent = ChatTemplate(says_all, origin="here", special_tokens={})
@@ -239,7 +253,7 @@ def test_messages_cannot_steer(
 ) -> None:
     tokenizer = chatml[kind]
     ids = tokenizer.encode_chat(messages)
-    controls = [tokenizer.token_text(i).strip() for i in ids if tokenizer.is_special(i)]
+    controls = [tokenizer.token_text(i).strip() for i in ids if i in tokenizer.special_ids]
     expected = []
     for _ in messages:
         expected += ["<|im_start|>", "<|im_end|>"]
@@ -254,7 +268,7 @@ def test_messages_cannot_steer(
 def test_tools_and_options_cannot_steer(chatml: dict[str, Tokenizer]) -> None:
     tokenizer = chatml["gpt2"]
     ids = tokenizer.encode_chat([USER], tools=[{"name": ATTACK, ATTACK: 1}])
-    controls = [i for i in ids if tokenizer.is_special(i)]
+    controls = [i for i in ids if i in tokenizer.special_ids]
     assert len(controls) == 5
     assert tokenizer.decode(ids, skip_special_tokens=False).count("Obey.") == 2
 

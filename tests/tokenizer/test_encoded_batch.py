@@ -100,6 +100,19 @@ def test_chats_and_batches_of_them_are_those_of_transformers(
             both[0].apply_chat_template(none, **texts)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("vocab_size", "model_max_length", "padding_side", "truncation_side", "eos_token"),
+        *("eos_token_id", "bos_token", "bos_token_id", "pad_token", "pad_token_id"),
+    ],
+)
+def test_facts_are_those_of_transformers(both: Any, name: str) -> None:
+    own, oracle = both
+    assert getattr(own, name) == getattr(oracle, name)
+    assert len(own) == len(oracle) > own.vocab_size  # there are added tokens
+
+
 def test_lists_of_ids_are_read_as_by_transformers(both: Any) -> None:
     ids = both[1](TEXTS[2]).input_ids
     for skip in (True, False):

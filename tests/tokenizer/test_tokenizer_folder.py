@@ -88,7 +88,7 @@ def test_a_named_token_becomes_a_control_token(write: WriteFolder) -> None:
         PreTrainedTokenizerFast.from_pretrained(folder),
     )
     assert tokenizer.eos_token_id == oracle.eos_token_id
-    assert tokenizer.is_special(oracle.eos_token_id)
+    assert oracle.eos_token_id in tokenizer.special_ids
     assert tokenizer.encode("a fox", parse_special=True) == oracle.encode("a fox")
 
 
@@ -149,8 +149,8 @@ def test_tokens_that_only_the_settings_list(write: WriteFolder) -> None:
     assert tokenizer.encode("a<image> b<tool> c", parse_special=True) == oracle.encode(
         "a<image> b<tool> c"
     )
-    assert tokenizer.is_special(size)
-    assert not tokenizer.is_special(size + 1)
+    assert size in tokenizer.special_ids
+    assert size + 1 not in tokenizer.special_ids
 
 
 def test_older_folders_list_added_tokens_in_a_file(write: WriteFolder) -> None:
@@ -164,7 +164,7 @@ def test_older_folders_list_added_tokens_in_a_file(write: WriteFolder) -> None:
     text = "a<stop> b<tool> c"
     assert tokenizer.encode(text, parse_special=True) == oracle.encode(text)
     assert tokenizer.eos_token_id == oracle.eos_token_id == size
-    assert [tokenizer.is_special(size + number) for number in (0, 1)] == [True, False]
+    assert [size + number in tokenizer.special_ids for number in (0, 1)] == [True, False]
 
 
 def test_an_older_list_of_added_tokens_does_not_change_tokenizer_json(

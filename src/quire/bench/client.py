@@ -1,4 +1,4 @@
-"""One streamed request over a plain socket, with the time of each token. Knows HTTP and SSE only.
+"""Streamed requests over plain sockets, with the time of each token. Knows HTTP and SSE only.
 
 A connection serves one request, so that nothing but asyncio is needed and no pool is measured.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, SupportsIndex
 from urllib.parse import urlsplit
@@ -110,6 +110,29 @@ async def stream_request(
     except (OSError, EOFError, ValueError, HttpFailureError, msgspec.DecodeError) as error:
         result.error = str(error) or type(error).__name__
     return result
+
+
+async def closed_loop(
+    url: str,
+    bodies: Sequence[bytes],
+    concurrency: int,
+    on_done: Callable[[RequestResult], None] = lambda _: None,
+    api_key: str | None = None,
+) -> list[RequestResult]:
+    """Send every body, each of `concurrency` lanes the next one as soon as it is free.
+
+    Results are in the order of the bodies.
+    """
+    waiting = iter(enumerate(bodies))
+    done: dict[int, RequestResult] = {}
+
+    async def lane() -> None:
+        for index, body in waiting:
+            done[index] = await stream_request(url, body, api_key=api_key)
+            on_done(done[index])
+
+    await asyncio.gather(*(lane() for _ in range(min(concurrency, len(bodies)))))
+    return [done[index] for index in range(len(bodies))]
 
 
 async def _send_request(url: str, body: bytes, api_key: str | None, result: RequestResult) -> None:

@@ -18,8 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from quire.bench.client import RequestResult
-from quire.bench.load import closed_loop
+from quire.bench.client import RequestResult, closed_loop
 from quire.bench.local_server import local_server
 from quire.bench.report import Summary, summarize, table
 from quire.errors import ConfigError

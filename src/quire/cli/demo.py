@@ -61,6 +61,8 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(f"concurrency must be at least 1, not {args.concurrency}")
     if url is not None and not _is_address(url):
         raise ConfigError(f"url must be an address such as http://127.0.0.1:8000, not {url!r}")
+    if url is None and "api_key" in args:
+        raise ConfigError("api_key is for --url; use both or none")
     url = url and url.rstrip("/").removesuffix("/v1")
     from rich.console import Console
 

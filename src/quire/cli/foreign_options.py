@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.compat.foreign_name import DEFAULT, ForeignName
 from quire.errors import ConfigError
+from quire.options import flag_of
 
 if TYPE_CHECKING:
     from quire.compat.names_table import Scope
@@ -38,15 +39,15 @@ _SWITCH_WORDS = ("on", "off", "auto", "true", "false", "0", "1")  # after an opt
 
 def flags_of(row: ForeignName) -> tuple[str, ...]:
     """All flags of a row, the long one first."""
-    return ("--" + row.name.replace("_", "-"), *row.flags)
+    return (flag_of(row.name), *row.flags)
 
 
 @cache
 def _rows() -> Mapping[str, ForeignName]:
     """All rows by their flags. A command line of Quire's own options does not need the tables."""
-    from quire.compat.names_table import NAMES
+    from quire.compat.names_table import rows_of
 
-    return {flag: row for scope in SCOPES for row in NAMES[scope] for flag in flags_of(row)}
+    return {flag: row for scope in SCOPES for row in rows_of(scope) for flag in flags_of(row)}
 
 
 def own_argv(
@@ -139,7 +140,7 @@ class _Rewriter:
         self.words.insert(0, model)
 
     def _has(self, params: Mapping[str, Any]) -> bool:
-        flags = {"--" + name.replace("_", "-") for name in params}
+        flags = set(map(flag_of, params))
         return bool(flags) and flags.issubset(self._flags)
 
     def _own_spelling(self, word: str) -> tuple[str, str, str]:
@@ -203,7 +204,7 @@ class _Rewriter:
             value = text if text in row.values else plain_value(text)
         over, beside = params_set_by(row.name, value), dict[str, Any]()
         if row.repeats is not None:
-            beside[row.repeats] = plain_value(self._given.get("--" + row.repeats, ""))
+            beside[row.repeats] = plain_value(self._given.get(flag_of(row.repeats), ""))
         match meaning_of_row(row, value, flag, beside):
             case Own(name=name, value=own):
                 self._append(flag, name, own, text if own is value else None)
@@ -220,7 +221,7 @@ class _Rewriter:
         """Append an option with a value. text: the value's own spelling, such as 1.10, if any."""
         if value is DEFAULT or (value is None and name != "max_tokens"):  # which has a default
             return
-        own = "--" + name.replace("_", "-")
+        own = flag_of(name)
         shown = str(value) if text is None else text
         if isinstance(value, bool) and own in self._flags and self._flags[own].nargs == 0:
             self.words.append(own if value else f"--no-{own[2:]}")

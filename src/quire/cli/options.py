@@ -14,7 +14,7 @@ from quire.compat.foreign_name import DEFAULT
 from quire.compat.own_values import OWN_VALUES, own_value
 from quire.config import EngineConfig, iter_options
 from quire.errors import ConfigError
-from quire.options import SETTING, UNITS, Option, nearest_name, read_integer, same_choice
+from quire.options import SETTING, UNITS, Option, flag_of, nearest_name, read_integer, same_choice
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
@@ -102,7 +102,7 @@ class CommandParser(argparse.ArgumentParser):
         given = given_flags(argv, self._option_string_actions, takes_model=self._takes_model)
 
         def flag(match: re.Match[str]) -> str:
-            option = "--" + match[0].partition("=")[0].replace("_", "-")
+            option = flag_of(match[0].partition("=")[0])
             if option not in self._option_string_actions:
                 return match[0]
             return option if match["value"] is None else f"{option} {match['value']}"
@@ -164,7 +164,7 @@ class _Joined(argparse.Action):
 
 def add_option(parser: argparse._ActionsContainer, option: Option, *flags: str) -> None:
     """Add one setting as `--its-name`. It is absent from the namespace unless it was given."""
-    flag = "--" + option.name.replace("_", "-")
+    flag = flag_of(option.name)
     help_text = option.help.replace("%", "%%")
     if aliases := _aliases(option):
         help_text += f"; of other engines: {', '.join(aliases)}"
@@ -227,7 +227,8 @@ def add_engine_options(parser: CommandParser) -> None:
     }
     for section, option in iter_options():
         if option.name == "model":
-            parser.add_argument("model", nargs="?", metavar="MODEL", help=_model_help(option))
+            text = f"{option.help} (default: {option.default})"
+            parser.add_argument("model", nargs="?", metavar="MODEL", help=text)
         else:
             add_option(groups[section], option)
 
@@ -246,10 +247,6 @@ def chosen(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     """The options among `names` that the command line sets, with their values."""
     given = vars(args)
     return {name: given[name] for name in names if given.get(name, DEFAULT) is not DEFAULT}
-
-
-def _model_help(option: Option) -> str:
-    return f"{option.help} (default: {option.default})"
 
 
 def _shown(value: Any) -> str:

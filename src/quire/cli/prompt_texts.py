@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from quire.cli.options import CommandParser
 from quire.errors import ConfigError
+from quire.options import flag_of
 
 _ESCAPE = re.compile(r"""(?:\\x[0-9a-fA-F]{2})+|\\[nrt'"\\]""")
 _CHARACTERS = {"n": "\n", "r": "\r", "t": "\t"}
@@ -30,7 +31,7 @@ FIRST_SECONDS = 0.5  # for what is piped in beside a prompt; a script's stdin ma
 def add_prompt_options(parser: CommandParser, more: str = "") -> None:
     """Add the options. more: what else the help on variables says."""
     parser.add_argument(
-        "--" + _VARIABLES.replace("_", "-"),
+        flag_of(_VARIABLES),
         metavar="JSON",
         help=f'variables of the chat template, such as {{"enable_thinking": false}}{more}',
     )
@@ -83,7 +84,7 @@ def _utf8(name: str) -> Callable[[str], str]:
         try:
             return text.encode(sys.getfilesystemencoding(), "surrogateescape").decode()
         except UnicodeError:
-            word = "TEXT" if name == "text" else "--" + name.replace("_", "-")
+            word = "TEXT" if name == "text" else flag_of(name)
             raise ConfigError(f"{word} is not UTF-8 text; convert it") from None
 
     return read

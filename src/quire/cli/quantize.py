@@ -26,6 +26,7 @@ from quire.errors import CheckpointError, ConfigError
 from quire.models.config.quality_report import QualityLimits, read_report
 
 if TYPE_CHECKING:
+    from quire.compress.task_answers import Task
     from quire.compress.text_samples import TextSamples
 
 EXAMPLES = (
@@ -42,6 +43,7 @@ _SETTINGS = (
     "seed", "rotate",
     "double_quantization", "weight_only",
 )  # fmt: skip
+_OF_VERIFICATION = ("tasks", "quality_limits", "replace_report", "speed", "json")
 
 
 def make_parser() -> CommandParser:
@@ -114,6 +116,9 @@ def run(argv: Sequence[str]) -> int:
         if not vars(args).get(name, "").strip():  # an empty one would be the current folder
             option = name if name == "model" else f"--{name}"
             raise ConfigError(f"{option} is missing; see quire quantize --help")
+    wanted = vars(args).get("verify", True)
+    if not wanted and (idle := [name for name in _OF_VERIFICATION if vars(args).get(name)]):
+        raise ConfigError(f"{idle[0]} is for what --no-verify leaves out; use one of them")
     settings = chosen(args, _SETTINGS)
     recipe = Recipe(**settings, ignore=tuple(vars(args).get("ignore", ())))
     recipe.check_uses(settings)
@@ -123,11 +128,10 @@ def run(argv: Sequence[str]) -> int:
     from quire.compress.quantize_model import Quantization
     from quire.kernels.formats.int8 import GROUP_STEP
 
-    wanted = vars(args).get("verify", True)
     quantization = Quantization(base, out, recipe, samples, device)
     if quantization.is_finished:
         print(f"{out} is finished: remove it to quantize again", file=sys.stderr)
-        report = _measured(out, samples, limits) if wanted else None
+        report = _measured(out, samples, tasks, limits) if wanted else None
         if report is not None:
             print(f"to measure again: quire verify {args.model} {out}", file=sys.stderr)
             return print_result(args, out, report)
@@ -148,15 +152,19 @@ def run(argv: Sequence[str]) -> int:
     return show_report(args, base, out, tasks, samples, limits, device) if wanted else 0
 
 
-def _measured(out: Path, samples: TextSamples, limits: QualityLimits) -> Mapping[str, Any] | None:
-    """The stored report, where it is one of these weights, text and limits."""
+def _measured(
+    out: Path, samples: TextSamples, tasks: Sequence[Task], limits: QualityLimits
+) -> Mapping[str, Any] | None:
+    """The stored report, where it is one of these weights, text, limits and number of tasks."""
     try:
         report = read_report(out)
     except CheckpointError:  # of other weights
         return None
     tokens = sum(map(len, samples.verification))
     wanted = {"text": samples.source, "tokens": tokens, "limits": limits.record()}
-    return report if report is not None and wanted.items() <= report.items() else None
+    if report is None or not wanted.items() <= report.items():
+        return None
+    return report if report.get("tasks", {}).get("count", 0) == len(tasks) else None
 
 
 def _text(recipe: Recipe, samples: TextSamples) -> str:

@@ -27,7 +27,7 @@ from quire.cli.options import (
 )
 from quire.config import EngineConfig
 from quire.errors import ConfigError
-from quire.options import options_of
+from quire.options import flag_of, options_of
 from quire.server.settings import ServerSettings
 
 EXAMPLES = (
@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
     args = make_parser().parse(argv)
     for name in ("input_file", "output_file"):
         if name not in args:
-            raise ConfigError(f"{name} is missing; set --{name.replace('_', '-')} PATH")
+            raise ConfigError(f"{name} is missing; set {flag_of(name)} PATH")
     config, chats = engine_config(args), chosen(args, _OF_CHATS)
     settings = ServerSettings(max_queued_requests=1 << 30, **chats)
     with ExitStack() as stack:

@@ -14,7 +14,7 @@ from quire.cli.options import CommandParser, chosen, human_int
 from quire.core.sampling_params import SamplingParams
 from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import ConfigError, InvalidRequestError
-from quire.options import MOST
+from quire.options import MOST, flag_of
 
 if TYPE_CHECKING:
     from quire.tokenizer.tokenizer import Tokenizer
@@ -62,7 +62,7 @@ def add_sampling_options(
             continue
         default = defaults[name]
         shown = max_tokens if name == "max_tokens" else -1 if default is None else default
-        flag = "--" + name.replace("_", "-")
+        flag = flag_of(name)
         if isinstance(default, bool):
             shown = "on" if default else "off"
             action: Any = argparse.BooleanOptionalAction
@@ -79,7 +79,7 @@ def add_sampling_options(
             group.add_argument(flag, type=kind, metavar=metavar, help=f"{text} (default: {shown})")
     for name, (field, text) in CONSTRAINTS.items():
         action = "append" if field == "choice" else "store"
-        flag = "--" + name.replace("_", "-")
+        flag = flag_of(name)
         group.add_argument(flag, action=action, metavar="TEXT", help=text)
 
 
@@ -105,9 +105,14 @@ def _token_id(text: str) -> int:
 def take_defaults(
     sampling: SamplingParams, args: argparse.Namespace, defaults: Mapping[str, float]
 ) -> None:
-    """Set the params that the command line leaves out to the model's defaults, but max_tokens."""
+    """Set the params that the command line leaves out to the model's defaults.
+
+    Of max_tokens only to that of an override: the command has a default itself.
+    """
+    overrides = chosen(args, ["override_generation_config"]).values()
+    is_limited = any("max_new_tokens" in text for text in overrides)
     for name, value in defaults.items():
-        if name != "max_tokens" and name not in vars(args):
+        if name not in vars(args) and (is_limited or name != "max_tokens"):
             setattr(sampling, name, value)
 
 
@@ -127,7 +132,7 @@ def check_budget(sampling: SamplingParams, tokenizer: Tokenizer) -> None:
 def _constraint(given: Mapping[str, Any]) -> StructuredOutputs:
     """The constraint that options ask for; its errors name the option. Raises ConfigError."""
     for name, text in given.items():
-        flag = "--" + name.replace("_", "-")
+        flag = flag_of(name)
         if name in ("json_schema", "grammar") and os.path.isfile(text):
             fix = f'use {flag} "$(cat {shlex.quote(text)})"'
             raise ConfigError(

@@ -121,9 +121,9 @@ def _run(args: argparse.Namespace, in_flags: Callable[[str], str], begin: float)
     from_environment = settings.api_key is not None and "api_key" not in vars(args)
     key = key_in_shell(settings, from_environment=from_environment) if locked else ""
     plans = model_plans(args, settings)
-    only_dry = [name for name in ("gpu_memory_gib", "json") if vars(args).get(name)]
-    if only_dry and not args.dry_run:
-        raise ConfigError(f"{only_dry[0]} is for --dry-run; use both or none")
+    if not args.dry_run and (args.json or "gpu_memory_gib" in args):
+        name = "json" if args.json else "gpu_memory_gib"
+        raise ConfigError(f"{name} is for --dry-run; use both or none")
     if args.dry_run:
         from quire.cli.dry_run import dry_run  # which reads models
 

@@ -12,10 +12,9 @@ from typing import Any
 from quire.cli.foreign_options import own_argv
 from quire.cli.options import add_option
 from quire.compat.missing_names import ForeignMethods
-from quire.compat.names_table import NAMES
-from quire.compat.no_effect_warnings import warn_no_effect
+from quire.compat.names_table import rows_of
 from quire.config import iter_options, unknown_setting
-from quire.errors import ConfigError
+from quire.errors import ConfigError, warn_no_effect
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
@@ -68,7 +67,7 @@ class _EngineArgs(ForeignMethods):
 
 
 def _names() -> Iterable[str]:
-    foreign = (row.name for row in NAMES["engine"] + NAMES["server"])
+    foreign = (row.name for row in rows_of("engine") + rows_of("server"))
     return dict.fromkeys([*(option.name for _, option in iter_options()), *foreign])
 
 

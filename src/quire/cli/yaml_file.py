@@ -14,7 +14,7 @@ from quire.compat.foreign_name import same_setting
 from quire.compat.own_options import OPTION_SCOPES, own_options
 from quire.errors import ConfigError, FileError
 from quire.input_file import read_file
-from quire.options import Option, check_range, nearest_name
+from quire.options import Option, check_range, flag_of, nearest_name
 
 if TYPE_CHECKING:
     import yaml
@@ -172,7 +172,7 @@ def _as_switch(name: str, value: Any, known: Mapping[str, Option]) -> tuple[str,
 
     if own in known and known[own].kind is bool:
         return own, not value
-    row, is_negative = row_of(_flag(name)) or (None, False)
+    row, is_negative = row_of(flag_of(name)) or (None, False)
     return (row.name, not value) if row is not None and is_negative else (name, value)
 
 
@@ -181,17 +181,13 @@ def _home(name: str, value: Any, known: Iterable[str]) -> str | None:
     from quire.compat.name_homes import SERVER_SETTINGS, command_home, own_name  # rarely needed
 
     if name in _ONLY_TYPED:
-        return f"{name} is for the command line alone; leave it out, and give {_flag(name)} there"
+        return f"{name} is for the command line alone; leave it out, and give {flag_of(name)} there"
     own = own_name(name)
     if own in SERVER_SETTINGS:  # known at the top
         return f"{own} is for the whole server; write it outside of models"
-    flags = [_flag(each) for each in known]
-    home = command_home(_flag(own), own, flags, value)
+    flags = [flag_of(each) for each in known]
+    home = command_home(flag_of(own), own, flags, value)
     return home and home.replace("--", "")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _value(option: Option | None, node: yaml.Node) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.compat import phrases as say
-from quire.compat.foreign_name import DEFAULT, ForeignName, alias, no_effect, only
+from quire.compat.foreign_name import DEFAULT, ForeignName, alias, each, no_effect, only
 
 _L = "llama.cpp"
 _O = "Ollama"
@@ -17,12 +17,10 @@ CLI_NAMES: tuple[ForeignName, ...] = (
     alias("conversation", "chat", _L, "-cnv", values={False: DEFAULT}, arity="switch"),
     alias("single_turn", "chat", _L, "-st", values={False: DEFAULT}, arity="switch"),
     no_effect("no_cnv", _L, "a prompt is plain text without --chat", "-no-cnv", arity="switch"),
-    no_effect("interactive", _L, _MODES, "-i", arity="switch"),
-    no_effect("interactive_first", _L, _MODES, "-if", arity="switch"),
+    *each("interactive?/-i interactive_first?/-if", _MODES, engines=_L),
     no_effect("color", _L, _PLAIN, "-co", arity="optional"),
-    no_effect("simple_io", _L, _PLAIN, arity="switch"),
-    no_effect("display_prompt", _L, "a single prompt is not shown", arity="switch"),
-    no_effect("verbose_prompt", _L, "a single prompt is not shown", arity="switch"),
+    *each("simple_io? show_timings? print_token_count/-ptc", _PLAIN, engines=_L),
+    *each("display_prompt? verbose_prompt?", "a single prompt is not shown", engines=_L),
     only("file", _L, (), "a file has one prompt on each line here",
          "use `quire generate --prompt \"$(cat FILE)\"` for one prompt, or `quire generate --file "
          "FILE`", "-f"),
@@ -31,14 +29,12 @@ CLI_NAMES: tuple[ForeignName, ...] = (
     only("prompt_cache", _L, (), say.NOT_ON_DISK, "leave it out"),
     only("json_schema_file", _L, (), "the schema is text", "use --json-schema \"$(cat FILE)\"",
          "-jf"),
-    no_effect("show_timings", _L, _PLAIN, arity="switch"),
     no_effect("stats", _V, _PLAIN, arity="switch"),
     no_effect("output_tmp_dir", _V, "answers are written to their file at once"),
     no_effect("nowordwrap", _O, _PLAIN, arity="switch"),
     only("prompt", _L, (), "this command has no prompts as options",
          "use `quire chat MODEL TEXT` for one answer, --prefill N of `quire profile` for speed, "
          "or --port N for a server's port"),
-    no_effect("print_token_count", _L, _PLAIN, "-ptc"),
     no_effect("multiline_input", _L, "a text may have several lines", "-mli", arity="switch"),
     no_effect("keepalive", _O, "the model is loaded for the command"),
     no_effect("insecure", _O, "the hub is asked over TLS", arity="switch"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
+from quire.options import flag_of
+
 # Quire's setting: its variable if it has one, and the variables of other engines
 VARIABLES: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
     "model": (None, ("LLAMA_ARG_MODEL", "LLAMA_ARG_HF_REPO")),
@@ -29,7 +31,7 @@ _PREFIXES = ("VLLM_", "LLAMA_ARG_", "OLLAMA_")
 
 def own_spelling(name: str) -> str:
     """The way to give a setting here: by its own variable, or as an option."""
-    return VARIABLES[name][0] or "--" + name.replace("_", "-")
+    return VARIABLES[name][0] or flag_of(name)
 
 
 def unread_variables(environ: Mapping[str, str], given: Collection[str]) -> Iterator[str]:

@@ -9,7 +9,7 @@ A name is one of three kinds, and may be a mixture by value:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -27,6 +27,7 @@ class _Default:
 DEFAULT: Final = _Default()
 ANY: Final = frozenset[Any]()  # as `takes`: whatever the value is
 EMPTY: Final[tuple[Any, ...]] = (False, 0, "", {}, [])  # values that mostly ask for nothing
+NOTHING: Final = (*EMPTY, "auto", "none")  # those of most names that stand together
 
 Arity = Literal["value", "switch", "optional", "numbers"]  # what follows a flag on a command line
 
@@ -148,3 +149,22 @@ def only(
     return ForeignName(
         name=name, engines=engines, flags=flags, takes=values, text=text, fix=fix, **details
     )
+
+
+def each(
+    names: str, text: str, fix: str = "", *also: object, engines: str = "vLLM"
+) -> Iterator[ForeignName]:
+    """The rows of names that mean the same here: they belong to something that Quire does not have.
+
+    names: with spaces between; one that ends with `?` is a switch on a command line, and other
+    flags follow it after `/`. fix: Quire's way for values other than `also` and those of NOTHING;
+    without one no value has an effect.
+    """
+    for word in names.split():
+        name, *flags = word.split("/")
+        arity = "switch" if name.endswith("?") else "value"
+        own = name.removesuffix("?")
+        if fix:
+            yield only(own, engines, (*NOTHING, *also), text, fix, *flags, arity=arity)
+        else:
+            yield no_effect(own, engines, text, *flags, arity=arity)

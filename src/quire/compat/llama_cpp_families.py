@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from quire.compat import phrases as say
-from quire.compat.families import each
-from quire.compat.foreign_name import ForeignName
+from quire.compat.foreign_name import ForeignName, each
 
 _each = partial(each, engines="llama.cpp")
 _CORES = "threads run on the cores of the process"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.compat import phrases as say
-from quire.compat.foreign_name import ForeignName, no_effect, only
+from quire.compat.foreign_name import ForeignName, each, no_effect, only
 
 _L = "llama.cpp"
 _WHOLE = "an answer ends by itself, by max_tokens or by timeout"
@@ -13,19 +13,17 @@ _TIMEOUT = "send timeout, in seconds"
 _SPECULATIVE = ("n_max", "n_min", "p_min", "type", "ngram_size_n", "ngram_size_m", "ngram_min_hits")
 
 LLAMA_CPP_FIELDS: tuple[ForeignName, ...] = (
-    no_effect("n_keep", _L, say.NO_SHIFT),
-    no_effect("n_discard", _L, say.NO_SHIFT),
+    *each("n_keep n_discard", say.NO_SHIFT, engines=_L),
     no_effect("n_cache_reuse", _L, "equal prefixes are shared, other parts of a prompt are not"),
     no_effect("slot_id", _L, "there are no slots", neutral=(-1,)),
     no_effect("backend_sampling", _L, "the server decides where tokens are sampled"),
     no_effect("sse_ping_interval", _L, say.EVENTS_ALONE),
     no_effect("reasoning_format", _L, "reasoning is a field of its own; see reasoning_parser",
               neutral=("", "auto", "deepseek")),
-    no_effect("chat_format", _L, _CHAT),
-    no_effect("chat_parser", _L, _CHAT),
+    *each("chat_format chat_parser", _CHAT, engines=_L),
     no_effect("parse_tool_calls", _L, _CHAT, neutral=(True,)),
-    no_effect("reasoning_budget_start_tag", _L, "reasoning has the marks of its parser"),
-    no_effect("reasoning_budget_end_tags", _L, "reasoning has the marks of its parser"),
+    *each("reasoning_budget_start_tag reasoning_budget_end_tags",
+          "reasoning has the marks of its parser", engines=_L),
     *(no_effect(f"speculative.{name}", _L, say.ONE_TOKEN) for name in _SPECULATIVE),
     only("parse_special", _L, (True,), "control tokens in a prompt are always read as such",
          "leave it out"),

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from quire.compat import phrases as say
-from quire.compat.foreign_name import ANY, DEFAULT, ForeignName, alias, always, no_effect, only
+from quire.compat.foreign_name import (
+    ANY,
+    DEFAULT,
+    ForeignName,
+    alias,
+    always,
+    each,
+    no_effect,
+    only,
+)
 
 _L, _LP, _O, _LO = "llama.cpp", "llama-cpp-python", "Ollama", "llama.cpp, Ollama"
 _CACHE_TYPES = {"f16": "auto", "bf16": "auto", "f32": "auto", "q8_0": "int8"}
@@ -35,8 +44,8 @@ LLAMA_CPP_NAMES: tuple[ForeignName, ...] = (
     alias("chat_template_file", "chat_template", _L),
     alias("cache_prompt", "enable_prefix_caching", _L, arity="switch"),
     no_effect("kv_offload", _L, "the KV cache is where the model is", "-kvo", arity="switch"),
-    no_effect("ctx_checkpoints", _L, "the whole KV of a window is stored", "--swa-checkpoints",
-              "-ctxcp"),
+    *each("ctx_checkpoints/--swa-checkpoints/-ctxcp swa_full?",
+          "the whole KV of a window is stored", engines=_L),
     no_effect("op_offload", _L, "all operations run on the one device", arity="switch"),
     only("cpu_moe", _L, (False,), say.ONE_DEVICE, "leave it out", "-cmoe", arity="switch"),
     only("n_cpu_moe", _L, (0,), say.ONE_DEVICE, "leave it out", "-ncmoe"),
@@ -48,14 +57,12 @@ LLAMA_CPP_NAMES: tuple[ForeignName, ...] = (
     always("cont_batching", _L, "batching is always continuous", "-cb", "-nocb", arity="switch"),
     no_effect("flash_attn", _L, say.OWN_KERNELS, "-fa", arity="optional", neutral=()),
     always("kv_unified", _L, "requests share one KV cache", "-kvu", "-no-kvu", arity="switch"),
-    no_effect("swa_full", _L, "the whole KV of a window is stored", arity="switch"),
     no_effect("cache_reuse", _L, "equal prefixes are always shared"),
     no_effect("cache_ram", _L, say.PREFIXES, "-cram", neutral=()),
     no_effect("defrag_thold", _L, "a paged KV cache needs no defragmentation", "-dt"),
     always("mmap", _L, say.MAPPED, arity="switch"),
-    no_effect("no_mmap", _L, say.MAPPED, arity="switch"),
+    *each("no_mmap? mlock?", say.MAPPED, engines=_L),
     always("use_mmap", _O, say.MAPPED),
-    no_effect("mlock", _L, say.MAPPED, arity="switch"),
     no_effect("numa", _L, "threads run on the cores of the process; use numactl"),
     no_effect("prio", _L, "the process keeps its priority; use nice"),
     no_effect("poll", _L, "threads sleep between steps"),
@@ -66,8 +73,7 @@ LLAMA_CPP_NAMES: tuple[ForeignName, ...] = (
     always("jinja", _L, "chat templates are always rendered", arity="switch"),
     no_effect("perf", _L, "times are in /metrics", arity="switch"),
     no_effect("fit", _L, "the KV cache takes what fits", "-fit", arity="optional"),
-    no_effect("fit_target", _L, "the KV cache takes what fits", "-fitt"),
-    no_effect("fit_ctx", _L, "the KV cache takes what fits", "-fitc"),
+    *each("fit_target/-fitt fit_ctx/-fitc", "the KV cache takes what fits", engines=_L),
     no_effect("main_gpu", _L, "the first visible GPU is used; set CUDA_VISIBLE_DEVICES", "-mg"),
     only("split_mode", _L, ("none", "layer", 0, 1), say.ONE_DEVICE, "leave it out", "-sm"),
     only("tensor_split", _L, (), say.ONE_DEVICE, "run one server for each GPU", "-ts"),

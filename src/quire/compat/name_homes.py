@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+from quire.options import flag_of
+
 _SAMPLING_PARAMS = """
     allowed_token_ids bad_words detokenize frequency_penalty ignore_eos
     include_stop_str_in_output kept_token_ids logit_bias logprob_token_ids logprobs max_tokens
@@ -104,7 +106,7 @@ def command_home(flag: str, name: str, flags: Container[str], value: object = No
 
     name: Quire's. flags: those of this command; one that takes a generation config has requests.
     """
-    own = "--" + name.replace("_", "-")
+    own = flag_of(name)
     shown = flag if flag == own else f"{flag} ({own})"
     if name in SAMPLING_PARAMS and _GENERATION_CONFIG not in flags:
         return f"{shown} is a sampling param, which this command does not take; leave it out"

@@ -23,104 +23,68 @@ similar names, since similar names of two engines mean different things.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from quire.compat.foreign_name import ForeignName
 
 Scope = Literal["engine", "server", "sampling", "request", "cli", "call", "pooling"]
-_Rows = tuple[ForeignName, ...]
-
-
-def _engine() -> _Rows:
-    from quire.compat.llama_cpp_families import LLAMA_CPP_FAMILIES
-    from quire.compat.llama_cpp_names import LLAMA_CPP_NAMES, LLAMA_PYTHON_NAMES
-    from quire.compat.transformers_names import TRANSFORMERS_NAMES
-    from quire.compat.vllm_families import VLLM_FAMILIES
-    from quire.compat.vllm_names import VLLM_NAMES
-
-    llama_cpp = LLAMA_CPP_NAMES + LLAMA_CPP_FAMILIES + LLAMA_PYTHON_NAMES
-    return VLLM_NAMES + VLLM_FAMILIES + llama_cpp + TRANSFORMERS_NAMES
-
-
-def _server() -> _Rows:
-    from quire.compat.llama_cpp_families import LLAMA_SERVER_FAMILIES
-    from quire.compat.server_names import SERVER_NAMES
-    from quire.compat.sglang_families import SGLANG_FAMILIES, TGI_NAMES
-    from quire.compat.vllm_families import SERVER_FAMILIES
-
-    families = SERVER_FAMILIES + LLAMA_SERVER_FAMILIES + SGLANG_FAMILIES
-    return SERVER_NAMES + families + TGI_NAMES
-
-
-def _sampling() -> _Rows:
-    from quire.compat.sampling_names import SAMPLING_NAMES
-    from quire.compat.webui_fields import WEBUI_PARAMS
-
-    return SAMPLING_NAMES + WEBUI_PARAMS
-
-
-def _request() -> _Rows:
-    from quire.compat.llama_cpp_fields import LLAMA_CPP_FIELDS
-    from quire.compat.request_names import REQUEST_NAMES
-    from quire.compat.webui_fields import WEBUI_FIELDS
-
-    return REQUEST_NAMES + LLAMA_CPP_FIELDS + WEBUI_FIELDS
-
-
-def _cli() -> _Rows:
-    from quire.compat.cli_names import CLI_NAMES
-
-    return CLI_NAMES
-
-
-def _call() -> _Rows:
-    from quire.compat.call_names import CALL_NAMES
-
-    return CALL_NAMES
-
-
-def _pooling() -> _Rows:
-    from quire.compat.call_names import POOLING_NAMES
-
-    return POOLING_NAMES
-
-
+SCOPES: tuple[Scope, ...] = get_args(Scope)
 _ALONE: Mapping[str, Any] = {}
 
-_SCOPES: Mapping[Scope, Callable[[], _Rows]] = {
-    "engine": _engine,
-    "server": _server,
-    "sampling": _sampling,
-    "request": _request,
-    "cli": _cli,
-    "call": _call,
-    "pooling": _pooling,
-}
 
+@cache
+def rows_of(scope: Scope) -> tuple[ForeignName, ...]:
+    """The rows of a scope, imported when they are asked for: an API process needs two scopes."""
+    match scope:
+        case "engine":
+            from quire.compat.llama_cpp_families import LLAMA_CPP_FAMILIES
+            from quire.compat.llama_cpp_names import LLAMA_CPP_NAMES, LLAMA_PYTHON_NAMES
+            from quire.compat.transformers_names import TRANSFORMERS_NAMES
+            from quire.compat.vllm_families import VLLM_FAMILIES
+            from quire.compat.vllm_names import VLLM_NAMES
 
-class _Names(Mapping[Scope, _Rows]):
-    """The rows of each scope, imported when they are asked for: an API process needs two."""
+            llama_cpp = LLAMA_CPP_NAMES + LLAMA_CPP_FAMILIES + LLAMA_PYTHON_NAMES
+            return VLLM_NAMES + VLLM_FAMILIES + llama_cpp + TRANSFORMERS_NAMES
+        case "server":
+            from quire.compat.llama_cpp_families import LLAMA_SERVER_FAMILIES
+            from quire.compat.server_names import SERVER_NAMES
+            from quire.compat.sglang_families import SGLANG_FAMILIES, TGI_NAMES
+            from quire.compat.vllm_families import SERVER_FAMILIES
 
-    def __getitem__(self, scope: Scope) -> _Rows:
-        return _SCOPES[scope]()
+            families = SERVER_FAMILIES + LLAMA_SERVER_FAMILIES + SGLANG_FAMILIES
+            return SERVER_NAMES + families + TGI_NAMES
+        case "sampling":
+            from quire.compat.sampling_names import SAMPLING_NAMES
+            from quire.compat.webui_fields import WEBUI_PARAMS
 
-    def __iter__(self) -> Iterator[Scope]:
-        return iter(_SCOPES)
+            return SAMPLING_NAMES + WEBUI_PARAMS
+        case "request":
+            from quire.compat.llama_cpp_fields import LLAMA_CPP_FIELDS
+            from quire.compat.request_names import REQUEST_NAMES
+            from quire.compat.webui_fields import WEBUI_FIELDS
 
-    def __len__(self) -> int:
-        return len(_SCOPES)
+            return REQUEST_NAMES + LLAMA_CPP_FIELDS + WEBUI_FIELDS
+        case "cli":
+            from quire.compat.cli_names import CLI_NAMES
 
+            return CLI_NAMES
+        case "call":
+            from quire.compat.call_names import CALL_NAMES
 
-NAMES: Mapping[Scope, _Rows] = _Names()
+            return CALL_NAMES
+        case "pooling":
+            from quire.compat.call_names import POOLING_NAMES
+
+            return POOLING_NAMES
 
 
 @cache
 def _by_name(scope: Scope) -> Mapping[str, ForeignName]:
-    return {row.name: row for row in NAMES[scope]}
+    return {row.name: row for row in rows_of(scope)}
 
 
 class Own(msgspec.Struct, frozen=True):

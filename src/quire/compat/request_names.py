@@ -7,7 +7,7 @@ params of other engines are in sampling_names.py.
 from __future__ import annotations
 
 from quire.compat import phrases as say
-from quire.compat.foreign_name import ForeignName, alias, no_effect, only
+from quire.compat.foreign_name import ForeignName, alias, each, no_effect, only
 
 _AI, _ANT, _V, _L, _O, _S = "OpenAI", "Anthropic", "vLLM", "llama.cpp", "Ollama", "SGLang"
 _CACHED = "equal prefixes of one key are always cached"
@@ -15,13 +15,12 @@ _STORED = "only /v1/responses stores answers"
 _RESEND = "send the whole conversation"
 _TIER = "there is one service tier; see priority"
 _OWN_TOOLS = "use tools of your own"
+_MERGE = "merge the adapter into its model, and serve the merged folder"
 
 REQUEST_NAMES: tuple[ForeignName, ...] = (
     no_effect("user", _AI, "requests are told apart by their API key; see cache_salt"),
     no_effect("safety_identifier", _AI, "requests are told apart by their API key"),
-    no_effect("prompt_cache_key", _AI, _CACHED),
-    no_effect("prompt_cache_options", _AI, _CACHED),
-    no_effect("prompt_cache_retention", _AI, _CACHED),
+    *each("prompt_cache_key prompt_cache_options prompt_cache_retention", _CACHED, engines=_AI),
     no_effect("verbosity", _AI, "the length of an answer is the model's choice; see max_tokens"),
     no_effect("store", _AI, _STORED),
     no_effect("prediction", _AI, say.ONE_TOKEN),
@@ -39,8 +38,8 @@ REQUEST_NAMES: tuple[ForeignName, ...] = (
     no_effect("reasoning_effort", _AI, "the chat template has no variable for it"),
     no_effect("cache_prompt", _L, _CACHED, neutral=(True,)),
     no_effect("id_slot", _L, "there are no slots", neutral=(-1,)),
-    no_effect("timings_per_token", _L, "only chats, completions and responses have it"),
-    no_effect("return_progress", _L, "only chats, completions and responses have it"),
+    *each("timings_per_token return_progress",
+          "only chats, completions and responses have it", engines=_L),
     no_effect("keep_alive", _O, "a model stays loaded; see idle_unload_seconds", neutral=("",)),
     no_effect("guided_decoding_backend", _V, say.LLGUIDANCE),
     no_effect("request_id", _V, "a request is named by its header x-request-id"),
@@ -56,8 +55,7 @@ REQUEST_NAMES: tuple[ForeignName, ...] = (
          say.USE_BIAS),
     only("custom_params", _S, ({},), say.NO_CODE, "leave it out"),
     only("draft_model", "LM Studio", ("",), say.ONE_TOKEN, "leave it out"),
-    only("lora_path", _S, (), say.NO_ADAPTER,
-         "merge the adapter into its model, and serve the merged folder"),
+    only("lora_path", _S, (), say.NO_ADAPTER, _MERGE),
     alias("use_activation", "normalize", _V),
     alias("data_1", "queries", _V),
     alias("data_2", "documents", _V),
@@ -120,10 +118,8 @@ REQUEST_NAMES: tuple[ForeignName, ...] = (
          "send stop"),
     only("extra_body", _V, ({},), "it is an argument of OpenAI's client, no field",
          "send its fields themselves"),
-    only("lora", _L, ([],), say.NO_ADAPTER,
-         "merge the adapter into its model, and serve the merged folder"),
-    only("lora_request", _V, (), say.NO_ADAPTER,
-         "merge the adapter into its model, and serve the merged folder"),
+    only("lora", _L, ([],), say.NO_ADAPTER, _MERGE),
+    only("lora_request", _V, (), say.NO_ADAPTER, _MERGE),
     only("format", _O, ("",), "an answer's form is that of response_format",
          "send response_format {\"type\": \"json_object\"}, or one with a json_schema"),
     only("think", _O, (), "reasoning is switched by the chat template",

@@ -6,7 +6,7 @@ import json
 from functools import partial
 
 from quire.compat import phrases as say
-from quire.compat.foreign_name import DEFAULT, ForeignName, alias, always, no_effect, only
+from quire.compat.foreign_name import DEFAULT, ForeignName, alias, always, each, no_effect, only
 
 _V, _L, _O, _S, _LP = "vLLM", "llama.cpp", "Ollama", "SGLang", "llama-cpp-python"
 _LEVELS = {"critical": "error", "fatal": "error", "trace": "debug"}
@@ -46,10 +46,9 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
     alias("max_queue", "max_queued_requests", _O),
     alias("max_num_queued_reqs", "max_queued_requests", _V),
     alias("max_num_queued_tokens", "max_queued_tokens", _V),
-    no_effect("disable_log_requests", _V, say.NOT_LOGGED, arity="switch"),
+    *each("disable_log_requests? max_log_len", say.NOT_LOGGED),
     always("enable_log_requests", _V, "each request has one line in the log, without its prompt",
               arity="switch"),
-    no_effect("max_log_len", _V, say.NOT_LOGGED),
     no_effect("log_prefix", _L, "lines have their level", arity="switch"),
     no_effect("log_timestamps", _L, "lines have their time", arity="switch"),
     no_effect("log_colors", _L, "lines have no colours", arity="optional"),
@@ -98,13 +97,13 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
     no_effect("show_hidden_metrics_for_version", _V, "older names of metrics are always there"),
     no_effect("disable_frontend_multiprocessing", _V, "the engine is always a process of its own",
               arity="switch"),
-    no_effect("h11_max_incomplete_event_size", _V, "headers have a limit of their own"),
-    no_effect("h11_max_header_count", _V, "headers have a limit of their own"),
+    *each("h11_max_incomplete_event_size h11_max_header_count",
+          "headers have a limit of their own"),
     always("enable_metrics", _S, "/metrics is always there", arity="switch"),
     always("metrics", _L, "/metrics is always there", arity="switch"),
     no_effect("slots", _L, "the live view and the admin endpoints show running requests",
               arity="switch"),
-    no_effect("no_slots", _L, "there are no slots", arity="switch"),
+    *each("no_slots? slot_prompt_similarity/-sps", "there are no slots", engines=_L),
     no_effect("props", _L, "the admin endpoints change settings", arity="switch"),
     no_effect("webui", _L, "the page is at /", "--ui", arity="switch"),
     only("no_webui", _L, (False,), "the page at / is always there", say.PROXY, "--no-ui",
@@ -125,7 +124,6 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
     alias("chat_template_kwargs", "default_chat_template_kwargs", _L),
     no_effect("enable_reasoning", _V, "reasoning_parser alone asks for it", arity="switch"),
     no_effect("reranking", _L, "/rerank is always there", "--rerank", arity="switch"),
-    no_effect("slot_prompt_similarity", _L, "there are no slots", "-sps"),
     no_effect("spm_infill", _L, "infill tokens are written into the prompt", arity="switch"),
     alias("log_verbosity", "log_level", _L, "-lv", "--verbosity", values=_NUMBERS, others=False,
           text="levels have names", fix="use log_level 'debug'"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from quire.compat import phrases as say
-from quire.compat.families import each
-from quire.compat.foreign_name import DEFAULT, ForeignName, alias, only
+from quire.compat.foreign_name import DEFAULT, ForeignName, alias, each, only
 
 _each = partial(each, engines="SGLang")
 _tgi = partial(each, engines="TGI")

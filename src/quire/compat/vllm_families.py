@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from quire.compat import phrases as say
-from quire.compat.families import each
-from quire.compat.foreign_name import ForeignName
+from quire.compat.foreign_name import ForeignName, each
 
 VLLM_FAMILIES: tuple[ForeignName, ...] = (
     *each("mm_processor_cache_gb mm_processor_cache_type mm_hasher_algorithm mm_encoder_only?"

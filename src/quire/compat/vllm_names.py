@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.compat import phrases as say
-from quire.compat.foreign_name import DEFAULT, ForeignName, alias, always, no_effect, only
+from quire.compat.foreign_name import DEFAULT, ForeignName, alias, always, each, no_effect, only
 
 _V, _S, _VS = "vLLM", "SGLang", "vLLM, SGLang"
 _RECORDED = "CUDA graphs are recorded for steps of up to 8,192 tokens, padded to a few sizes"
@@ -26,15 +26,13 @@ VLLM_NAMES: tuple[ForeignName, ...] = (
     only("dp_size", _S, (1,), say.ONE_DEVICE, say.MORE_DEVICES, "--dp"),
     only("enable_expert_parallel", _V, (False,), say.ONE_DEVICE, say.MORE_DEVICES, "-ep",
          arity="switch"),
-    no_effect("distributed_executor_backend", _V, say.ONE_DEVICE),
+    *each("distributed_executor_backend worker_cls", say.ONE_DEVICE),
     no_effect("disable_custom_all_reduce", _VS, say.ONE_DEVICE, arity="switch"),
     no_effect("max_parallel_loading_workers", _V, "weights are read by as many threads as help"),
-    no_effect("worker_cls", _V, say.ONE_DEVICE),
     no_effect("disable_log_stats", _V, "statistics are in /metrics, not in the log",
               arity="switch"),
-    no_effect("max_seq_len_to_capture", _V, _RECORDED),
+    *each("max_seq_len_to_capture max_cudagraph_capture_size", _RECORDED),
     no_effect("cudagraph_capture_sizes", _V, _RECORDED, arity="numbers"),
-    no_effect("max_cudagraph_capture_size", _V, _RECORDED),
     no_effect("cuda_graph_max_bs", _S, _RECORDED),
     no_effect("compilation_config", _V, "kernels are compiled for their shapes at the start",
               "-O", "-cc", neutral=({},)),
@@ -50,16 +48,15 @@ VLLM_NAMES: tuple[ForeignName, ...] = (
     always("use_v2_block_manager", _V, "there is one block manager", arity="switch"),
     no_effect("disable_hybrid_kv_cache_manager", _V, "there is one KV cache manager",
               arity="switch"),
-    no_effect("max_num_partial_prefills", _V, "any number of prompts may be cut into chunks"),
-    no_effect("max_long_partial_prefills", _V, "any number of prompts may be cut into chunks"),
+    *each("max_num_partial_prefills max_long_partial_prefills",
+          "any number of prompts may be cut into chunks"),
     only("scheduler_delay_factor", _V, (0,), "a request starts as soon as there is space",
          "leave it out"),
     no_effect("prefix_caching_hash_algo", _V, "block hashes are SHA-256"),
     no_effect("attention_backend", _VS, say.OWN_KERNELS),
     no_effect("sampling_backend", _S, say.OWN_KERNELS),
     no_effect("disable_cascade_attn", _V, say.OWN_KERNELS, arity="switch"),
-    no_effect("guided_decoding_backend", _V, say.LLGUIDANCE),
-    no_effect("structured_outputs_config", _V, say.LLGUIDANCE),
+    *each("guided_decoding_backend structured_outputs_config", say.LLGUIDANCE),
     no_effect("grammar_backend", _S, say.LLGUIDANCE),
     no_effect("collect_detailed_traces", _V, "traces have all that is measured"),
     no_effect("tokenizer_pool_size", _V, "each API process has a tokenizer"),
@@ -107,13 +104,9 @@ VLLM_NAMES: tuple[ForeignName, ...] = (
     only("enable_lora", _VS, (False,), say.NO_ADAPTER, say.MERGE, arity="switch"),
     only("lora_modules", _V, ([],), say.NO_ADAPTER, say.MERGE),
     only("lora_paths", _S, ([],), say.NO_ADAPTER, say.MERGE),
-    no_effect("max_loras", _V, say.NO_ADAPTER),
+    *each("max_loras max_cpu_loras lora_dtype", say.NO_ADAPTER),
     no_effect("max_lora_rank", _VS, say.NO_ADAPTER),
-    no_effect("max_cpu_loras", _V, say.NO_ADAPTER),
-    no_effect("lora_dtype", _V, say.NO_ADAPTER),
-    no_effect("limit_mm_per_prompt", _V, say.TEXT_ONLY),
-    no_effect("mm_processor_kwargs", _V, say.TEXT_ONLY),
-    no_effect("language_model_only", _V, say.TEXT_ONLY, arity="switch"),
+    *each("limit_mm_per_prompt mm_processor_kwargs language_model_only?", say.TEXT_ONLY),
     only("speculative_config", _V, ({},), say.ONE_TOKEN, "leave it out", "-sc"),
     only("speculative_model", _V, (), say.ONE_TOKEN, "leave it out"),
     only("num_speculative_tokens", _V, (0,), say.ONE_TOKEN, "leave it out"),

@@ -7,7 +7,7 @@ nothing.
 from __future__ import annotations
 
 from quire.compat import phrases as say
-from quire.compat.foreign_name import ForeignName, alias, no_effect, only
+from quire.compat.foreign_name import ForeignName, alias, each, no_effect, only
 
 _W, _K, _S = "text-generation-webui", "KoboldCpp", "SillyTavern"
 _TEMPERATURE = "the temperature is fixed"
@@ -25,15 +25,12 @@ WEBUI_PARAMS: tuple[ForeignName, ...] = (  # that are the same as sampling param
 )
 
 WEBUI_FIELDS: tuple[ForeignName, ...] = (
-    no_effect("api_server", _S, _CLIENT),
-    no_effect("api_type", _S, _CLIENT),
-    no_effect("legacy_api", _S, _CLIENT),
+    *each("api_server api_type legacy_api", _CLIENT, engines=_S),
     no_effect("truncation_length", _W, "a prompt is not cut; it must fit the context"),
     no_effect("rep_pen_range", _K, say.PENALTIES),
     no_effect("repetition_penalty_range", _W, say.PENALTIES),
     no_effect("temperature_last", _W, "the temperature comes before the cuts"),
-    no_effect("dynatemp_low", _W, _TEMPERATURE),
-    no_effect("dynatemp_high", _W, _TEMPERATURE),
+    *each("dynatemp_low dynatemp_high", _TEMPERATURE, engines=_W),
     no_effect("smoothing_curve", _W, "it needs smoothing_factor, which is not there"),
     only("dynamic_temperature", _W, (False,), _TEMPERATURE, "use temperature"),
     only("smoothing_factor", _W, (0,), _TEMPERATURE, "use temperature"),

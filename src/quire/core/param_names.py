@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quire.compat.missing_names import no_such
-from quire.compat.no_effect_warnings import warn_no_effect
-from quire.errors import InvalidRequestError, invalid_value
+from quire.errors import InvalidRequestError, invalid_value, warn_no_effect
 from quire.options import nearest_name
 
 if TYPE_CHECKING:

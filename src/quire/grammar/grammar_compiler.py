@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import InvalidRequestError
 from quire.grammar.byte_bounded_cache import ByteBoundedCache
-from quire.grammar.gbnf import MAX_REASON_CHARS, to_lark
+from quire.grammar.gbnf import to_lark
 from quire.grammar.grammar_matcher import NO_EXTENSION, AnyMatcher, Matcher, ThoughtMatcher
 from quire.grammar.json_style import json_style
 from quire.grammar.schema_bounds import OverBoundsError, check_grammar, check_regex, check_schema
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 DEFAULT_CACHE_BYTES = 64 << 20
+MAX_REASON_CHARS = 300  # of llguidance's messages
 # Memory of a compiled grammar, measured: a constant, and a multiple of its text.
 GRAMMAR_BYTES = 256 << 10
 GRAMMAR_BYTES_PER_BYTE = 64

@@ -76,9 +76,13 @@ def _without_note(schema: Schema) -> bool:
 
 
 def _with_names(schema: Schema, root: Schema) -> bool:
-    """Say with the members of an object, if it has none yet, which names they may have."""
+    """Say with the members of an object, if it has none yet, which names they may have.
+
+    That they are strings, as all are, is left out in any object.
+    """
     names = _resolved(schema.get("propertyNames"), root)
-    if names is None or not schema.keys().isdisjoint({"properties", "patternProperties"}):
+    has_members = not schema.keys().isdisjoint({"properties", "patternProperties"})
+    if names is None or (names and has_members):
         return False
     value = schema.get("additionalProperties", True)
     match names:

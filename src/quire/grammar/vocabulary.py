@@ -81,7 +81,7 @@ class Vocabulary(GreedyVocabulary):
         if not self.eos_token_ids:
             self.eos_token_ids = [self.size]
             self.tokens.append(b"")
-        special = {i for i in range(self.size) if tokenizer.is_special(i)}
+        special = {i for i in tokenizer.special_ids if i < self.size}
         self.special_token_ids = sorted(special | set(self.eos_token_ids))
 
     def split(self, text: str) -> list[int]:

@@ -16,8 +16,7 @@ from typing import Any
 import jinja2
 
 from quire.background import TooLongError, is_hurried
-from quire.compat.no_effect_warnings import warn_no_effect
-from quire.errors import CheckpointError, invalid_value
+from quire.errors import CheckpointError, invalid_value, warn_no_effect
 from quire.tokenizer.conversation_input import TextMap, plain, prepare_messages, prepare_tools
 from quire.tokenizer.template_metering import MeteredContext
 from quire.tokenizer.template_sandbox import Sandbox
@@ -102,7 +101,8 @@ class ChatTemplate:
         if self._has_functions:
             variables |= _functions(prepared_tools)
         if options:
-            variables |= _plain_options(options, map_text)
+            name = "chat_template_kwargs"
+            variables |= plain(dict(options), map_text, name, name)
         variables["messages"], variables["tools"] = prepared, prepared_tools
         variables["add_generation_prompt"] = add_generation_prompt
         rendered = self._run(variables)
@@ -171,6 +171,8 @@ def _before_mark(rendered: str, content: str) -> str:
         problem = "this model's chat template does not show the last message; leave it out"
         raise invalid_value("continue_final_message", problem)
     is_stripped = not behind.startswith(_SPACE)
+    # a template may have shown the message before, too
+    text = text.replace(_END_MARK + _SPACE, "").replace(_END_MARK, "")
     return text.rstrip() if is_stripped and content.strip() else text
 
 
@@ -204,10 +206,3 @@ def _with_tools(
     if first["role"] != "system":
         first, rest = {"role": "system", "content": ""}, messages
     return [first | {"tools": shown}, *rest]
-
-
-def _plain_options(options: Mapping[str, Any], map_text: TextMap) -> dict[str, Any]:
-    checked: dict[str, Any] = plain(
-        dict(options), map_text, "chat_template_kwargs", "chat_template_kwargs"
-    )
-    return checked

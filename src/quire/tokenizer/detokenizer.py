@@ -8,26 +8,15 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from quire.tokenizer.stop_strings import StopMatcher
-from quire.tokenizer.token_spelling import Pieces
+
+if TYPE_CHECKING:
+    from quire.tokenizer.tokenizer import Tokenizer
 
 _LONGEST_CHARACTER = 4  # bytes in UTF-8
 _NewDecoder = codecs.getincrementaldecoder("utf-8")
-
-
-class TokenSource(Protocol):
-    """The part of a tokenizer that decoding needs."""
-
-    def shows(self, token_id: int, *, skip_special_tokens: bool) -> bool:
-        """Whether the id takes part in decoded text."""
-
-    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
-        """The bytes that a token adds to a text; first: at its very start."""
-
-    def pieces(self, skip_special_tokens: bool, unskipped: frozenset[int] = frozenset()) -> Pieces:
-        """The text that each token adds to a text that has begun; empty if it does not show."""
 
 
 class Detokenizer:
@@ -46,7 +35,7 @@ class Detokenizer:
 
     def __init__(
         self,
-        tokenizer: TokenSource,
+        tokenizer: Tokenizer,
         prompt_token_ids: Sequence[int],
         *,
         skip_special_tokens: bool = True,

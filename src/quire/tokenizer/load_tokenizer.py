@@ -15,10 +15,14 @@ _LARGEST_TEMPLATE = 4 << 20  # bytes
 
 
 def check_tokenizer(config: EngineConfig) -> None:
-    """Raise CheckpointError if there is no tokenizer; reads none. Raise ConfigError as below."""
+    """Raise CheckpointError if there is no tokenizer; reads none.
+
+    Raise ConfigError if the setting chat_template is neither a template nor a file.
+    """
     if not config.model.skip_tokenizer_init:
         check_folder(tokenizer_folder(config))
-        check_chat_template(config)
+        if config.model.chat_template is not None:
+            read_template(config.model.chat_template)
 
 
 def has_chat_template(config: EngineConfig) -> bool:
@@ -28,12 +32,6 @@ def has_chat_template(config: EngineConfig) -> bool:
     folder = tokenizer_folder(config)
     given = config.model.chat_template is not None
     return given or bool(read_templates(folder, read_settings(folder)))
-
-
-def check_chat_template(config: EngineConfig) -> None:
-    """Raise ConfigError if the setting chat_template is neither a template nor a file."""
-    if config.model.chat_template is not None:
-        read_template(config.model.chat_template)
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:

@@ -37,7 +37,7 @@ from quire.tokenizer.template_work import (
     measured,
     take_call,
     take_copy,
-    take_format,
+    take_linear,
     text_of,
     weighed,
 )
@@ -136,7 +136,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             check_size(length_of(left) + length_of(right))
         elif isinstance(left, str):
             filters.check_percents(left)
-            take_format(left, right)
+            take_linear(left, right)
         result = super().call_binop(context, operator, left, right)
         if type(result) is int:
             return checked_number(result)

@@ -175,11 +175,6 @@ def text_of(value: Any) -> str:
     return str(value)
 
 
-def take_format(template: str, values: Any) -> None:
-    """Take the price of the operator `%`."""
-    _take_linear(template, values)
-
-
 def pricing_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The filter, taking its price first, and a price for each item of an iterator it gives."""
     if name in _FREE_FILTERS:
@@ -197,7 +192,7 @@ def pricing_test(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     if name in _FREE_TESTS:
         return function
     if name in _LINEAR_TESTS:
-        return _pricing(function, _take_linear, SHORT)
+        return _pricing(function, take_linear, SHORT)
     return _pricing(function, _take_square, _VERY_SHORT)
 
 
@@ -279,14 +274,15 @@ def _price_of(name: str, copying: frozenset[str], linear: frozenset[str]) -> Cal
     """The function that charges an operation of this name for the values that it is given."""
     if name in copying:
         return _take_copying
-    return _take_linear if name in linear else _take_square
+    return take_linear if name in linear else _take_square
 
 
 def _take_copying(first: Any = None, *others: Any) -> None:
     take((1 + (_size(first) >> _COPY_SHIFT)) * _times(others))
 
 
-def _take_linear(first: Any = None, *others: Any) -> None:
+def take_linear(first: Any = None, *others: Any) -> None:
+    """Take the price of work in proportion to the weight of each value."""
     take(weight(first) * _times(others))
 
 

@@ -75,6 +75,7 @@ class Tokenizer:
         """The chat templates themselves; empty if there is none."""
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        """Of control tokens, which skip_special_tokens leaves out."""
         self._encoder = Encoder(backend, [added[i] for i in self.special_ids])
         self._spelling = Spelling(backend.decoder)
         self._spelled: dict[tuple[int, bool], bytes] = {}  # what was asked for so far
@@ -140,6 +141,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """One above the highest token id; ids between may be unused."""
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @property
+    def num_base_tokens(self) -> int:
+        """The number of tokens without those that were added to the model's vocabulary."""
+        return self._backend.get_vocab_size(with_added_tokens=False)
 
     @property
     def eos_token_id(self) -> int | None:
@@ -228,10 +234,6 @@ class Tokenizer:
         if token_id in self.special_ids:
             return not skip_special_tokens
         return self._spell(token_id, first=False) is not None
-
-    def is_special(self, token_id: int) -> bool:
-        """Whether it is a control token, which skip_special_tokens leaves out."""
-        return token_id in self.special_ids
 
     def control_token_id(self, text: str) -> int | None:
         """The id of the control token with this name; None if there is none."""

@@ -1,4 +1,4 @@
-"""Tokenless: the tokenizer of an engine without one: token ids in, token ids out."""
+"""Tokenless: the tokenizer of an engine without one, and of answers that are token ids alone."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ class Tokenless(Tokenizer):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()
+
+    def shows(self, token_id: int, *, skip_special_tokens: bool) -> bool:  # noqa: ARG002
+        """Always false."""
+        return False
 
     def encode(self, text: str, **_: bool) -> list[int]:  # noqa: ARG002
         """Raises InvalidRequestError."""

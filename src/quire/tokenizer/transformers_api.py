@@ -195,8 +195,8 @@ class TransformersTokenizer(ForeignMethods):
 
     @property
     def vocab_size(self) -> int:
-        """One above the highest token id."""
-        return self._tokenizer.vocab_size
+        """The number of tokens without those that were added, which `len` counts, too."""
+        return self._tokenizer.num_base_tokens
 
     @property
     def chat_template(self) -> str | None:

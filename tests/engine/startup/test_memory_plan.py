@@ -422,6 +422,7 @@ def test_dry_run_in_json_of_what_does_not_fit(capsys: pytest.CaptureFixture[str]
         (["--dry-run", "--tokenizer", "/nowhere"], "/nowhere"),
         (["--dry-run", "--generation-config", "/nowhere"], "/nowhere"),
         (["--gpu-memory-gib", "80"], "--gpu-memory-gib is for --dry-run"),
+        (["--gpu-memory-gib", "0"], "--gpu-memory-gib is for --dry-run"),
         (["--dry-run", "--gpu-memory-gib", "-1"], "--gpu-memory-gib must be > 0, not -1.0"),
         (["--dry-run", "--device", "cpu", "--gpu-memory-gib", "8"], "--gpu-memory-gib is for GPUs"),
     ],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 
 import msgspec
 
@@ -32,7 +33,6 @@ from quire.errors import (
     QuireError,
 )
 from quire.tokenizer.detokenizer import Detokenizer
-from quire.tokenizer.no_text import NoText
 from quire.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,12 @@ FATAL = (
     "if you know why"
 )
 
-_NO_TEXT = NoText()
+
+@cache
+def _no_text() -> Tokenizer:
+    from quire.tokenizer.tokenless import Tokenless  # most answers have text
+
+    return Tokenless()
 
 
 class _AnswerState(msgspec.Struct, eq=False):
@@ -126,7 +131,7 @@ class OutputProcessor:
         try:
             for index, answer_id in enumerate(ids):
                 detokenizer = Detokenizer(
-                    self._tokenizer if sampling.detokenize else _NO_TEXT,
+                    self._tokenizer if sampling.detokenize else _no_text(),
                     prepared.prompt_token_ids,
                     skip_special_tokens=sampling.skip_special_tokens,
                     kept_token_ids=sampling.kept_token_ids,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, TypedDict
 
-from quire.compat.no_effect_warnings import warn_no_effect
 from quire.engine.frontend.prompt_encoding import Encoding, Prompt
 from quire.engine.frontend.prompt_inputs import Prompts, read_prompts
-from quire.errors import InvalidRequestError, invalid_value
+from quire.errors import InvalidRequestError, invalid_value, warn_no_effect
 from quire.plain_values import plain_number
 
 

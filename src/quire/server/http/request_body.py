@@ -17,7 +17,15 @@ import msgspec
 
 from quire.compat.field_homes import field_home, fix_of_route, own_field
 from quire.compat.foreign_name import ANY, EMPTY, is_among, same_setting
-from quire.compat.names_table import NAMES, Meaning, NoEffect, Own, Refused, Scope, meaning_of
+from quire.compat.names_table import (
+    Meaning,
+    NoEffect,
+    Own,
+    Refused,
+    Scope,
+    meaning_of,
+    rows_of,
+)
 from quire.compat.sampler_stages import params_set_by
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.http import strict_json
@@ -107,7 +115,7 @@ def refused_field(name: str, value: Any, text: str, path: str = "") -> InvalidRe
 
 @cache
 def _foreign() -> Mapping[str, Any]:
-    rows = [row for scope in reversed(SCOPES) for row in NAMES[scope]]
+    rows = [row for scope in reversed(SCOPES) for row in rows_of(scope)]
     return {row.name: row.takes for row in rows if row.takes is ANY or row.takes}
 
 

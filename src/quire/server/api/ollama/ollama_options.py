@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from quire.compat.foreign_name import ANY
-from quire.compat.names_table import NAMES, NoEffect, Refused, meaning_of
+from quire.compat.names_table import NoEffect, Refused, meaning_of, rows_of
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import Int32
@@ -77,7 +77,7 @@ _OPTION_NAMES = strict_json.names_of(Options)
 # other engines' options that are taken, with their values
 Options.neutral = {
     row.name: row.takes
-    for row in NAMES["sampling"]
+    for row in rows_of("sampling")
     if row.name not in _OPTION_NAMES and (row.takes is ANY or row.takes)
 }
 
