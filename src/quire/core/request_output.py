@@ -216,6 +216,11 @@ class Score(msgspec.Struct, frozen=True):
 
     score: float
 
+    @classmethod
+    def of(cls, product: float) -> Score:
+        """The score of two vectors of length 1; rounding may have left product outside -1 to 1."""
+        return cls(max(-1.0, min(1.0, product)))
+
 
 class ScoreOutput(msgspec.Struct):
     """The score of one pair. prompt_token_ids: of both texts, one after the other."""
