@@ -217,9 +217,9 @@ class Score(msgspec.Struct, frozen=True):
     score: float
 
     @classmethod
-    def of(cls, product: float) -> Score:
-        """The score of two vectors of length 1; rounding may have left product outside -1 to 1."""
-        return cls(max(-1.0, min(1.0, product)))
+    def of(cls, cosine: float) -> Score:
+        """The score of two vectors, whose cosine may be outside -1 to 1 by rounding."""
+        return cls(max(-1.0, min(1.0, cosine)))
 
 
 class ScoreOutput(msgspec.Struct):

@@ -58,7 +58,7 @@ def test_scores(app: Starlette, path: str, names: tuple[str, str]) -> None:
 
 
 def test_scores_are_cosines_though_lengths_are_rounded(app: Starlette) -> None:
-    """Of equal texts, the product of whose vectors is often slightly above 1."""
+    """Of equal texts, whose cosine is often computed as slightly above 1."""
     texts = ["a" * count for count in range(1, 60)]
     scores = [
         item["score"]
