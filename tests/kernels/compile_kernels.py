@@ -229,7 +229,7 @@ def ring_int4(
         "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": True, "SILU": False, "PDL": True,
         "GROUP": group or 256, "SCALED": group == 0 or scales_codes(rows, group),
         "GROUP_ROWS": 16,
-        "CODEBOOK": codes if codebook is None else byte_tables(codebook, torch.bfloat16),
+        "CODEBOOK": codes if codebook is None else "e2m1" if codebook == "mxfp4" else byte_tables(codebook, torch.bfloat16),
         "SCALES_FIRST": rows == 1 and codes is None and codebook is None,
     }  # fmt: skip
     absent = [] if zeros else ["zero_ptr"]

@@ -98,7 +98,7 @@ def pairs_of_codes(found: CodebookFormat) -> tuple[Tensor, list[int]]:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_instructions_look_up_the_numbers(found: CodebookFormat, dtype: torch.dtype) -> None:
     """What Hopper's GEMMs do in registers, by an interpreter of their instructions."""
-    ring = pytest.importorskip("quire.kernels.triton.hopper.hopper_word_codes")
+    ring = pytest.importorskip("quire.kernels.triton.hopper.hopper_codebooks")
     table, tables = torch.tensor(found.numbers).to(dtype), byte_tables(found.spec.codes, dtype)
     ids, words = pairs_of_codes(found)
     for step, pair, block in itertools.product(range(2), range(16), range(4)):

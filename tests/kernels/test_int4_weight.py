@@ -59,7 +59,7 @@ def test_words_have_pairs_of_columns_side_by_side() -> None:
 @pytest.mark.parametrize("zero", [None, 0, 5, 15])
 def test_instructions_make_numbers_of_codes(zero: int | None) -> None:
     """What Hopper's GEMM does in registers, by an interpreter of its instructions."""
-    kernel = pytest.importorskip("quire.kernels.triton.hopper.hopper_int4_integers")
+    kernel = pytest.importorskip("quire.kernels.triton.hopper.hopper_int4_numbers")
     rows = quantize_int4(torch.randn(1, 256), 128, hadamard=False)
     codes = torch.stack([rows.codes & 15, rows.codes >> 4], dim=2).flatten().float()
     words = [int(word) & 0xFFFFFFFF for word in int4_weight.pack_int4(rows).words[0]]

@@ -24,7 +24,7 @@ from quire.kernels.triton.hopper.hopper_gemm_ring import (
     multiply_tiles,
     ring_of,
 )
-from quire.kernels.triton.hopper.hopper_int4_integers import multiply_integers
+from quire.kernels.triton.hopper.hopper_int4_numbers import multiply_numbers, scale_lift
 from quire.kernels.triton.hopper.hopper_int4_ring import (
     STEP,
     ask_columns,
@@ -96,6 +96,7 @@ def hopper_gemm_kernel(
     LETS_IN: gl.constexpr = PDL and (w_desc.dtype.primitive_bitwidth == 16 or GROUP > 0)
     COLUMNS: gl.constexpr = STEP * TILES if GROUP > 0 else TILES * BLOCK_K
     SLOTS: gl.constexpr = STAGES if GROUP > 0 else STAGES * TILES
+    IS_BYTES: gl.constexpr = CODEBOOK == "s8" or CODEBOOK == "e4m3"
     m_tiles = gl.cdiv(M, BLOCK_M) if GROUP > 0 else 1
     program, first = gl.program_id(0) // m_tiles, gl.program_id(0) % m_tiles * BLOCK_M
     steps = gl.cdiv(K, COLUMNS)
@@ -128,12 +129,12 @@ def hopper_gemm_kernel(
     if group_scale_ptr is not None:
         scales = load_groups(
             group_scale_ptr, row, begin, end, N, K, TILES, BLOCK_N, GROUP, GROUP_ROWS,
-            CODEBOOK is None, HEAD_DIM, given,
+            None if IS_BYTES else scale_lift(CODEBOOK), HEAD_DIM, given,
         )  # fmt: skip
     if zero_ptr is not None:
         zeros = load_groups(
             zero_ptr, row, begin, end, N, K, TILES, BLOCK_N, GROUP, GROUP_ROWS,
-            CODEBOOK is None, HEAD_DIM,
+            None if IS_BYTES else 0, HEAD_DIM,
         )  # fmt: skip
     if PDL:  # results of the previous kernel are read from here on
         gdc_wait()
@@ -306,10 +307,10 @@ def _multiply(
     SCALED: gl.constexpr, CODEBOOK: gl.constexpr, HEAD_DIM: gl.constexpr,
 ):  # fmt: skip
     """The main loop for W's type: a program's steps of its tile, [BLOCK_N, BLOCK_M]."""
-    if GROUP > 0 and CODEBOOK is None:
-        return multiply_integers(
+    if GROUP > 0 and not (CODEBOOK == "s8" or CODEBOOK == "e4m3"):
+        return multiply_numbers(
             x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end, GROUP,
-            HEAD_DIM,
+            CODEBOOK, HEAD_DIM,
         )  # fmt: skip
     elif GROUP > 0:
         return multiply_codes(

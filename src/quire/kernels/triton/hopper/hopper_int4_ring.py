@@ -9,7 +9,7 @@ tensor cores do, and x is loaded without the rows that would fill up a tile.
 
 Words of four-bit codes are in the order that `ops/int4_weight.py` describes. They become numbers in
 the registers from which tensor cores take their first operand (PTX ISA, wgmma, register fragments):
-integers in `hopper_int4_integers.py`, other codes in `hopper_word_codes.py`.
+in `hopper_int4_numbers.py`; codes of eight bits in `hopper_word_codes.py`.
 """
 
 from __future__ import annotations
@@ -121,39 +121,37 @@ def read_groups(
 @gluon.jit
 def load_groups(
     ptr, row, begin, end, N, K, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, GROUP: gl.constexpr,
-    ROWS: gl.constexpr, AS_BITS: gl.constexpr, HEAD_DIM: gl.constexpr, values=None,
+    ROWS: gl.constexpr, LIFT: gl.constexpr, HEAD_DIM: gl.constexpr, values=None,
 ):  # fmt: skip
     """A program's scales (or zeros) [K / GROUP, N] in shared memory, as its steps read them.
 
     Row s · 256 / GROUP + g has those of group g of step s, for each part and output; ROWS: a power
-    of two, as many at least. Signed zeros become bfloat16; so do unsigned bytes, exponents of
-    scales that are powers of two. AS_BITS: of integers of four bits; scales in bfloat16 times
-    2^112, and zeros, which are bytes, as they are. values: what `read_groups` has read, or None.
+    of two, as many at least. LIFT: of codes of four bits; of scales the bits of bfloat16, times it;
+    0 for zeros, which are bytes, as they are. None: of codes of eight bits, whose zeros become
+    bfloat16. values: what `read_groups` has read, or None.
     """
     WIDTH: gl.constexpr = PARTS * BLOCK_N
     shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    IS_BYTE: gl.constexpr = ptr.dtype.element_ty == gl.uint8
-    IS_SIGNED: gl.constexpr = ptr.dtype.element_ty == gl.int8
-    bits_or_own: gl.constexpr = gl.bfloat16 if IS_BYTE or IS_SIGNED else ptr.dtype.element_ty
-    kind: gl.constexpr = gl.int16 if AS_BITS else bits_or_own
+    is_zero: gl.constexpr = LIFT is None and ptr.dtype.element_ty == gl.int8
+    own: gl.constexpr = gl.bfloat16 if is_zero else ptr.dtype.element_ty
+    kind: gl.constexpr = own if LIFT is None else gl.int16
     memory = gl.allocate_shared_memory(kind, [ROWS, WIDTH], shared)
     if values is None:
         values = read_groups(
             ptr, row, begin, end, N, K, PARTS, BLOCK_N, GROUP, ROWS, HEAD_DIM
         )  # fmt: skip
-    if AS_BITS:
-        if IS_BYTE:
-            values = values.to(gl.int16)
-        else:
-            scaled = (values.to(gl.bfloat16).to(gl.float32) * 2.0**112).to(gl.bfloat16)
-            values = scaled.to(gl.int16, bitcast=True)
-    elif IS_BYTE:  # bfloat16 has them all; the least is subnormal
-        bits = values.to(gl.int16)
-        least = gl.where(bits == 0, 0x40, bits << 7)
-        bits = gl.where(bits == 255, 0x7FC0, least).to(gl.int16)
-        values = bits.to(gl.bfloat16, bitcast=True)
-    elif IS_SIGNED:
-        values = values.to(gl.float32).to(gl.bfloat16)
+    if LIFT is None:
+        if is_zero:
+            values = values.to(gl.float32).to(gl.bfloat16)
+    elif LIFT == 0:
+        values = values.to(gl.int16)
+    else:
+        if ptr.dtype.element_ty == gl.uint8:  # exponents; bfloat16 has them all, 0 is subnormal
+            bits = values.to(gl.int16)
+            least = gl.where(bits == 0, 0x40, bits << 7)
+            values = gl.where(bits == 255, 0x7FC0, least).to(gl.int16).to(gl.bfloat16, bitcast=True)
+        scaled = (values.to(gl.bfloat16).to(gl.float32) * LIFT).to(gl.bfloat16)
+        values = scaled.to(gl.int16, bitcast=True)
     memory.store(values)
     return seen_as(memory, memory.dtype, [ROWS, WIDTH], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 

@@ -1,7 +1,6 @@
-"""The main loop of Hopper's GEMM of few rows with codes of a codebook (NF4, MXFP4), or of bytes.
+"""The main loop of Hopper's GEMM of few rows with weights of eight bits, two words for 8 columns.
 
-Numbers of four bits are looked up in registers: PRMT picks bytes of eight, so it takes two for each
-byte of 16 numbers. Bytes are dequantized by `hopper_byte_codes`. The ring is `hopper_int4_ring`'s.
+Codes are dequantized by `hopper_byte_codes`. The ring is `hopper_int4_ring`'s.
 """
 
 from __future__ import annotations
@@ -18,65 +17,6 @@ from quire.kernels.triton.hopper.hopper_byte_codes import dequantize
 from quire.kernels.triton.hopper.hopper_gemm_ring import sums_layout
 from quire.kernels.triton.hopper.hopper_int4_ring import ask_columns, ask_words, own_columns
 from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
-
-
-@gluon.constexpr_function
-def look_up_words(word, block, codebook, one, other):
-    """PTX: four codes of a word as numbers in `one` and `other`, two times two of 16 bits.
-
-    Those of columns 32 * block on of the word's four blocks, and of 32 behind. s: the codes as
-    nibbles, their last three bits as PRMT takes them. k: a byte of ones for each code of 8 or more,
-    by the signs of the word's bytes and of those four bits to the left. Where the last eight
-    numbers are the first ones with a sign (MXFP4), k gives the sign.
-    """
-    tables = codebook.split()
-    low, high = tables[:4], tables[4:]
-    select, mask = ("0x4420", "0xAE8C") if block % 2 == 0 else ("0x4431", "0xBF9D")
-    either = """
-        prmt.b32 b, {}, {}, s;
-        lop3.b32 {}, {}, b, k, 0xD8;"""
-    signs = {int(high[i], 16) ^ int(high[i + 2], 16) for i in (0, 1)}
-    if low[:2] == low[2:] and signs == {0x80808080}:
-        of_low, of_high = "", "lop3.b32 c, c, 0x80808080, k, 0xF8;"
-    else:
-        of_low = either.format(*low[2:], "a", "a")
-        of_high = either.format(*high[2:], "c", "c")
-    return f"""
-        shl.b32 k, {word}, 4;
-        prmt.b32 k, {word}, k, {mask};
-        prmt.b32 s, {word}, 0, {select};
-        and.b32 s, s, 0x7777;
-        prmt.b32 a, {low[0]}, {low[1]}, s;
-        {of_low}
-        prmt.b32 c, {high[0]}, {high[1]}, s;
-        {of_high}
-        prmt.b32 {one}, a, c, 0x6240;
-        prmt.b32 {other}, a, c, 0x7351;"""
-
-
-@gluon.constexpr_function
-def _look_up_asm(block, codebook, is_scaled):
-    """Four codes of one of two words as two times two bfloat16, times their scales."""
-    multiply = "mul.rn.bf16x2 $0, $0, $4; mul.rn.bf16x2 $1, $1, $5;" if is_scaled else ""
-    return f"""{{
-        .reg .b32 s, k, a, b, c;
-        {look_up_words("$2" if block < 2 else "$3", block, codebook, "$0", "$1")}
-        {multiply}
-    }}"""
-
-
-@gluon.jit
-def _look_up(words, scale, other_scale, BLOCK: gl.constexpr, CODEBOOK: gl.constexpr):
-    """Words [rows, 32] → two bfloat16 [rows, 32], columns 64 · BLOCK on and 32 behind them.
-
-    scale, other_scale [rows, 1]: of the two, or None for 1.
-    """
-    asm: gl.constexpr = _look_up_asm(BLOCK, CODEBOOK, scale is not None)
-    operands = (words,) if scale is None else (words, scale, other_scale)
-    registers: gl.constexpr = "=&r,=&r" + ",r" * (len(operands) + 1)  # two of words
-    return gl.inline_asm_elementwise(
-        asm, registers, operands, dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2
-    )
 
 
 @gluon.jit
@@ -101,10 +41,7 @@ def _block(
         other_scale = scale
         if GROUP == 32:
             other_scale = scales.index(last).load(in_rows).to(gl.bfloat16)[:, None]
-    if CODEBOOK == "s8" or CODEBOOK == "e4m3":
-        one, other = dequantize(words, zero, other_zero, scale, other_scale, B % 2, CODEBOOK)
-    else:
-        one, other = _look_up(words, scale, other_scale, B, CODEBOOK)
+    one, other = dequantize(words, zero, other_zero, scale, other_scale, B % 2, CODEBOOK)
     halves = gl.join(one, other)
     return gl.convert_layout(halves.permute((0, 2, 1)).reshape([words.shape[0], 64]), layout)
 

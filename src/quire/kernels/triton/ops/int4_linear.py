@@ -88,7 +88,7 @@ class _Int4Linear(WordsLinear[Int4Words]):
         from quire.kernels.triton.hopper.hopper_int4_ring import word_boxes
 
         boxes = word_boxes(weight.words, config.parts, config.block_n)
-        return boxes, None, _tables(weight, torch.bfloat16)
+        return boxes, None, "e2m1" if weight.codebook == "mxfp4" else _tables(weight, torch.bfloat16)
 
     def dequantize(self, weight: Int4Words, out: Tensor) -> Tensor:
         return dequantize_int4(weight, out)

@@ -1,10 +1,11 @@
-"""The main loop of Hopper's GEMM of few rows with four-bit integers, unpacked in registers.
+"""The main loop of Hopper's GEMM of few rows with weights of four bits, unpacked in registers.
 
-The bits of a code are a subnormal number in bfloat16, code · 2^-133, or 16 times that where it lies
+Integers: the bits of a code are a subnormal number in bfloat16, code · 2^-133, or 16 times that where it lies
 four bits higher. So a LOP3 takes two codes out of a word, after a shift for every other pair, and
 one instruction for two numbers takes off the zero and multiplies by the scale: 2.3 instructions for
-two codes, with numbers rounded to bfloat16 as a weight's would be. Products need no scale then, so
-a program waits for its tensor cores once in a step. The ring is `hopper_int4_ring`'s.
+two codes. Other codes are in `hopper_codebooks.py`. All numbers are rounded to bfloat16 as a
+weight's would be. Products need no scale then, so a program waits for its tensor cores once in a
+step. The ring is `hopper_int4_ring`'s.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from quire.kernels.triton.hopper.hopper_codebooks import look_up, make_e2m1
 from quire.kernels.triton.hopper.hopper_gemm_ring import sums_layout
 from quire.kernels.triton.hopper.hopper_int4_ring import ask_columns, ask_words, own_columns
 from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
@@ -26,9 +28,9 @@ _SIXTEENTH = gl.constexpr("0x3D803D80")
 
 
 @gluon.jit
-def multiply_integers(
+def multiply_numbers(
     x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end,
-    GROUP: gl.constexpr, HEAD_DIM: gl.constexpr = 0,
+    GROUP: gl.constexpr, CODEBOOK: gl.constexpr, HEAD_DIM: gl.constexpr,
 ):  # fmt: skip
     """A program's steps of its tile: W [BLOCK_N, k] · xᵀ [k, BLOCK_M]; scales and zeros as bits."""
     PARTS: gl.constexpr = x_desc.block_type.shape[1]
@@ -51,7 +53,7 @@ def multiply_integers(
         mbarrier.wait(full.index(slot), (step // STAGES) & 1)
         words = words_of.index(slot).load(operand)
         for i in gl.static_range(4):
-            numbers = _block(words, zeros, scales, step, GROUP, i)
+            numbers = _block(words, zeros, scales, step, GROUP, CODEBOOK, i)
             x = x_blocks.index((slot * 4 + i) // TOGETHER).permute((1, 0))
             sums = sums[1:] + (warpgroup_mma(numbers, x, sums[0], is_async=True),)  # noqa: RUF005
         if TOGETHER == 1:
@@ -67,12 +69,26 @@ def multiply_integers(
         total = gl.where(block == 0, sums[0], sums[1])
     if TOGETHER > 2:
         total = gl.where(block < 2, total, gl.where(block == 2, sums[2], sums[3]))
-    return own_columns(total * 2.0**21, PARTS, BLOCK_M)
+    return own_columns(total / lift(CODEBOOK), PARTS, BLOCK_M)
+
+
+@gluon.constexpr_function
+def scale_lift(codebook):
+    """By what scales are multiplied, so that bits of codes times scales are no subnormal numbers."""
+    return {None: 2.0**112, "e2m1": 2.0**63}.get(codebook, 1.0)
+
+
+@gluon.constexpr_function
+def lift(codebook):
+    """By what numbers are too large, with such scales."""
+    return {None: 2.0**-21, "e2m1": 2.0**-63}.get(codebook, 1.0)
 
 
 @gluon.jit
-def _block(words, zeros, scales, step, GROUP: gl.constexpr, B: gl.constexpr):
-    """Block B of a step's four blocks of 64 columns: bfloat16 [rows, 64] times 2^-21."""
+def _block(
+    words, zeros, scales, step, GROUP: gl.constexpr, CODEBOOK: gl.constexpr, B: gl.constexpr
+):  # fmt: skip
+    """Block B of a step's four blocks of 64 columns: bfloat16 [rows, 64] times `lift`."""
     GROUPS: gl.constexpr = 256 // GROUP
     layout: gl.constexpr = words.type.layout
     in_rows: gl.constexpr = gl.SliceLayout(1, layout)
@@ -82,20 +98,24 @@ def _block(words, zeros, scales, step, GROUP: gl.constexpr, B: gl.constexpr):
     other_scale = scale
     if GROUP == 32:
         other_scale = _twice(scales.index(last).load(in_rows)[:, None])
-    if zeros is None:
+    if CODEBOOK == "e2m1":
+        one, other = make_e2m1(words, scale, 2 * B), make_e2m1(words, other_scale, 2 * B + 1)
+    elif CODEBOOK is not None:
+        one, other = look_up(words, scale, other_scale, B, CODEBOOK)
+    else:
         zero = _times(scale, _EIGHT)
         other_zero = zero
-        if GROUP == 32:
+        if zeros is not None:
+            zero = _twice(zeros.index(first).load(in_rows)[:, None])
+            other_zero = zero
+            if GROUP == 32:
+                other_zero = _twice(zeros.index(last).load(in_rows)[:, None])
+            other_zero = other_zero << 4
+        elif GROUP == 32:
             other_zero = _times(other_scale, _EIGHT)
-    else:
-        zero = _twice(zeros.index(first).load(in_rows)[:, None])
-        other_zero = zero
-        if GROUP == 32:
-            other_zero = _twice(zeros.index(last).load(in_rows)[:, None])
-        other_zero = other_zero << 4
-    one = _numbers(words, scale, zero, 2 * B, zeros is not None)
-    other = _numbers(words, _times(other_scale, _SIXTEENTH), other_zero, 2 * B + 1,
-                     zeros is not None)  # fmt: skip
+        one = _numbers(words, scale, zero, 2 * B, zeros is not None)
+        other = _numbers(words, _times(other_scale, _SIXTEENTH), other_zero, 2 * B + 1,
+                         zeros is not None)  # fmt: skip
     halves = gl.join(one, other)
     return gl.convert_layout(halves.permute((0, 2, 1)).reshape([words.shape[0], 64]), layout)
 
