@@ -45,7 +45,7 @@ RULES = {
     "priority": r"^priority",
     "stored": r"^Previous response with id",
     "truncation": r"^truncate_prompt_tokens",
-    "roles": r"last one is the assistant|only the (assistant|user) has this|only tools have one",
+    "roles": r"last one is the assistant|only (the (assistant|user) has this|tools have|text; rem)",
     "continued": r"last one has no text",
     "calls": r"a message of the role \w+ has none",
     "effort": r"^reasoning(_effort|\.effort)",

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from house_files import ROOT, load_program
 
+import quire
 from quire.cli import COMMANDS, main, serve
 from quire.config import iter_options
 from quire.core.sampling_params import SamplingParams
@@ -299,6 +300,16 @@ def test_python_in_a_page_runs_and_prints_what_it_says(page: str) -> None:
     for _, shown in blocks(page):
         plain = re.sub(r"  +#.*", "", shown).strip()
         assert plain in done.stdout
+
+
+@pytest.mark.parametrize("page", [page.name for page in PAGES if blocks(page.name)])
+def test_an_example_imports_all_names_of_quire_that_it_uses(page: str) -> None:
+    """As readers copy one block, not all those above it."""
+    for code, _ in blocks(page):
+        nodes = list(ast.walk(ast.parse(code, type_comments=False)))
+        imported = {a.name for n in nodes if isinstance(n, ast.ImportFrom) for a in n.names}
+        used = {node.id for node in nodes if isinstance(node, ast.Name)}
+        assert used & set(dir(quire)) <= imported or not imported, code
 
 
 def examples() -> list[tuple[str, str]]:

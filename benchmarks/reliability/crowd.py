@@ -152,7 +152,7 @@ def _completion(rng: random.Random) -> Request:
 
 
 def _long_prompt(rng: random.Random) -> Request:
-    prompt = [rng.randrange(100, 2000) for _ in range(rng.randint(200, 1500))]
+    prompt = [rng.randrange(200, 2000) for _ in range(rng.randint(200, 1500))]
     return "/v1/completions", {"prompt": prompt, "max_tokens": 4, "echo": rng.random() < 0.2}
 
 

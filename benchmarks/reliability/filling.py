@@ -46,7 +46,7 @@ def _rounded(rows: int) -> int:
 def _prompt(rows: int) -> dict[str, Any]:
     """A prompt of new tokens, so that all of them are computed, in one step."""
     rng = random.Random(rows)
-    return {"prompt": [rng.randrange(100, 2000) for _ in range(rows)], "max_tokens": 1}
+    return {"prompt": [rng.randrange(200, 2000) for _ in range(rows)], "max_tokens": 1}
 
 
 def _structured(number: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from quire.hub import resolve_model
 
-POISON = 0  # <|pad|>, which the model never writes
+POISON = 191  # the byte 0xFE, which no text has, in a row that a start does not look at
 EMBEDDING = "model.embed_tokens.weight"
 # A bomb that a message sets off: a text of 2^40 parts, and a slow filter on a long text
 BOMB = (

@@ -358,7 +358,7 @@ def _vector(output: RequestOutput) -> EmbeddingOutput:
 def _score(first: EmbeddingOutput, second: EmbeddingOutput) -> ScoreOutput:
     return ScoreOutput(
         request_id=f"{first.request_id}-{second.request_id}",
-        outputs=Score(float(first.embedding @ second.embedding)),
+        outputs=Score.of(float(first.embedding @ second.embedding)),
         prompt_token_ids=first.prompt_token_ids + second.prompt_token_ids,
         num_cached_tokens=first.num_cached_tokens + second.num_cached_tokens,
     )

@@ -68,9 +68,19 @@ def test_a_grammar_of_several_fields_names_the_one(byte_compiler: GrammarCompile
         constraint = StructuredOutputs(
             grammar=text, field="tools", fields_of_lines={2: "x", 3: "y"}
         )
-        with pytest.raises(InvalidRequestError, match=r"^y: (?!at)") as caught:
+        with pytest.raises(InvalidRequestError, match=r"^y: (keywords|oneOf)") as caught:
             checker.check(constraint)
         assert caught.value.param == "y"
+
+
+def test_a_grammar_around_a_schema_names_no_line_of_its_own(byte_compiler: GrammarCompiler) -> None:
+    checker = GrammarChecker(InProcessValidator(byte_compiler))
+    text = 'start: a\na: %json {"uniqueItems": true}\n'
+    around = StructuredOutputs(grammar=text, field="response_format", fields_of_lines={})
+    with pytest.raises(InvalidRequestError, match=r"^response_format: keywords that cannot"):
+        checker.check(around)
+    with pytest.raises(InvalidRequestError, match=r"^structured_outputs.grammar: at 2\(\d+\): "):
+        checker.check(StructuredOutputs(grammar=text))
 
 
 def test_stored_results_are_bounded(compiler: CountingCompiler) -> None:

@@ -205,7 +205,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"json": {"type": 3}}, ""),
     ({"json": {"not": {"type": "string"}}}, "not"),
     ({"json": {"type": "string", "format": "regex"}}, "cannot be enforced: regex; remove them"),
-    ({"json": {"type": "object", "propertyNames": {"minLength": 2}}}, "propertyNames"),
+    ({"json": {"type": "object", "propertyNames": {"not": {}}}}, "propertyNames"),
     ({"json": {"type": "string", "pattern": "(?=a)b"}}, "look-around"),
     ({"json": {"type": "integer", "multipleOf": 1_000_003}}, "multipleOf"),
     ({"json": {"x-guidance": {"lenient": True}, "not": {}}}, "x-guidance"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -43,6 +45,8 @@ MAPS = [
     _map(True, maxProperties=0),
     _map({"type": "string"}, properties={"a": DIGIT}, additionalProperties=False),
     _map(True, patternProperties={"^a$": DIGIT}, additionalProperties=False),
+    _map({"maxLength": 2, "type": "string"}, maxProperties=2),
+    _map({"minLength": 2, "maxLength": 2}, maxProperties=1),
     {"const": {"format": "path", "propertyNames": 1}},
     {"const": {"uniqueItems": False}},
     _set(["red", 1, True, "é"], minItems=3),
@@ -50,6 +54,16 @@ MAPS = [
     {"type": "object", "properties": {"s": _set([5, 1, 7, 2], maxItems=3)}, "required": ["s"]},
     _set([], items={"const": 1}, uniqueItems=False, maxItems=3),
 ]
+# pydantic's patterns of a Decimal, as its version 2.13 writes them, by digits and fractional digits
+DECIMALS = {
+    (None, None): r"\d*\.?\d*$",
+    (None, 2): r"\d*\.?\d{0,2}0*$",
+    (5, 2): r"(?:\d{0,3}|(?=[\d.]{1,6}0*$)\d{0,3}\.\d{0,2}0*$)",
+    (2, 2): r"(?:\d{0,0}|(?=[\d.]{1,3}0*$)\d{0,0}\.\d{0,2}0*$)",
+    (1, 3): r"(?:\d{0,0}|(?=[\d.]{1,2}0*$)\d{0,0}\.\d{0,3}0*$)",
+    (3, 0): r"(?:\d{0,3}|(?=[\d.]{1,4}0*$)\d{0,3}\.\d{0,0}0*$)",
+    (4, None): r"(?:\d{0,4}|(?=[\d.]{1,5}0*$)\d*\.\d*0*$)",
+}
 
 
 @pytest.mark.parametrize("schema", MAPS, ids=range(len(MAPS)))
@@ -76,6 +90,25 @@ def test_a_set_may_come_in_each_order(
     assert found == {"[1]", "[2]", "[1,2]", "[2,1]"}
 
 
+@pytest.mark.parametrize(("digits", "fraction"), DECIMALS)
+def test_decimal_numbers_of_pydantic(
+    digits: int | None,
+    fraction: int | None,
+    byte_compiler: GrammarCompiler,
+    byte_tokenizer: Tokenizer,
+) -> None:
+    pattern = r"^(?!^[-+.]*$)[+-]?0*" + DECIMALS[digits, fraction]
+    schema = {"anyOf": [{"type": "string", "pattern": pattern}]}
+    for seed in range(30):
+        matcher = byte_compiler.matcher(StructuredOutputs(json=schema))
+        answer = json.loads(walk(matcher, byte_tokenizer, random.Random(seed), longest=5000))
+        assert re.search(pattern, answer), answer
+        _, found, exponent = Decimal(answer).as_tuple()
+        assert isinstance(exponent, int)
+        assert fraction is None or -exponent <= fraction, answer
+        assert digits is None or max(len(found), -exponent) <= digits, answer
+
+
 def test_many_names_do_not_copy_the_schema_of_their_values() -> None:
     value = {"enum": [f"value {i}" for i in range(1000)]}
     names = {"enum": [f"name {i}" for i in range(1000)]}
@@ -99,7 +132,9 @@ def test_other_sets_are_refused(schema: Any, byte_compiler: GrammarCompiler) -> 
 
 
 UNKNOWN = [
-    {"minLength": 2},
+    {"minLength": -2},
+    {"maxLength": 10**6},
+    {"minLength": 2, "pattern": "b"},
     {"$ref": "#/$defs/Loop"},
     {"$ref": "#/$defs/None"},
     {"$ref": 3},

@@ -142,7 +142,7 @@ class FakeEngine:
     """Answers `script` to everything. delay: seconds before each token; fail_at: tokens until
     `failure` is raised; aborted: labels of streams that were closed before their end;
     prompt_steps: items that bring prompt log-probabilities; hold: the text comes with the last;
-    wait_at: tokens after which it waits for `go`.
+    wait_at: tokens after which it waits for `go`; ending: the finish_reason of answers.
     """
 
     script: str = "Hello!"
@@ -169,6 +169,7 @@ class FakeEngine:
     num_resets: int = 0
     num_views: int = 0
     eos_token_ids: Sequence[int] = (0, 0xFFFF)
+    ending: str = "stop"
 
     @property
     def last_prompt(self) -> str:
@@ -205,7 +206,10 @@ class FakeEngine:
     ) -> AsyncGenerator[RequestOutput, None]:
         limits, reserved = self.info.limits, sampling.max_tokens or 1
         ids = token_ids_of(prompt, self.tokenizer, limits, encoding, reserved=reserved)
-        message = AddRequest(request_id="r", prompt_token_ids=ids, sampling=sampling)
+        asked = sampling.clone()
+        if cut_to_context and asked.max_tokens is not None:
+            asked.max_tokens = min(asked.max_tokens, max(1, limits.max_model_len - len(ids)))
+        message = AddRequest(request_id="r", prompt_token_ids=ids, sampling=asked)
         with errors_name_field(prompt_field):
             self.info.limits.check(message)
         self.calls.append(
@@ -316,7 +320,7 @@ class FakeEngine:
         char: str,
         finished: bool,
     ) -> RequestOutput:
-        reason = "length" if sampling.ignore_eos else "stop"
+        reason = "length" if sampling.ignore_eos else self.ending
         outputs = [
             CompletionOutput(
                 index,

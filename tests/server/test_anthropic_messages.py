@@ -222,6 +222,38 @@ def test_a_started_answer_is_continued(app: Starlette, engine: FakeEngine, conte
     assert not engine.tokenizer.continued
 
 
+def test_a_system_message_may_stand_anywhere(app: Starlette, engine: FakeEngine) -> None:
+    texts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
+    ask(app, messages=[USER, {"role": "system", "content": texts}, USER], system="a")
+    assert engine.last_prompt == "<system>a<user>hi<system>b+c<user>hi<assistant>"
+    ask(app, messages=[USER, {"role": "system", "content": "d"}])
+    assert engine.last_prompt == "<user>hi<system>d<assistant>"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_max_tokens_may_exceed_the_context(
+    app: Starlette, engine: FakeEngine, stream: bool
+) -> None:
+    """Agents ask for 32,000 tokens of any model; a cut answer says what has cut it."""
+    ends, engine.ending = [], "length"
+    for wanted in (3, 5000):
+        reply = ask(app, max_tokens=wanted, stream=stream)
+        ends.append(events(reply)[-2]["delta"] if stream else reply.json())
+    assert [end["stop_reason"] for end in ends] == ["max_tokens", "model_context_window_exceeded"]
+    assert [call["cut_to_context"] for call in engine.calls] == [True, True]
+
+
+def test_blocks_have_no_null(speaking: FakeEngine) -> None:
+    """Anthropic leaves a block's field out instead, and clients that check its types rely on it."""
+    speaking.script = f"<think>a</think>b{CALL}"
+    app = build_app(speaking, ServerSettings())
+    content = ask(app, tools=[TOOL]).json()["content"]
+    assert {block["type"] for block in content} == {"thinking", "text", "tool_use"}
+    started = [e for e in events(ask(app, tools=[TOOL], stream=True)) if "content_block" in e]
+    for block in content + [event["content_block"] for event in started]:
+        assert None not in block.values(), block
+
+
 def test_tokens_are_counted_without_the_model(app: Starlette, engine: FakeEngine) -> None:
     reply = call(app, "/v1/messages/count_tokens", {"messages": [USER], "system": "ab"})
     assert reply.json() == {"input_tokens": len("<system>ab<user>hi<assistant>")}
@@ -237,7 +269,11 @@ def test_tokens_are_counted_without_the_model(app: Starlette, engine: FakeEngine
         ({"temperature": -1}, "temperature: "),
         ({"stop_sequences": [""]}, "stop_sequences[0]: "),
         ({"messages": []}, "messages: "),
-        ({"messages": [{"role": "system", "content": "a"}]}, "messages[0].role: "),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role: "),
+        (
+            {"messages": [{"role": "system", "content": [{"type": "thinking", "thinking": "a"}]}]},
+            "messages[0].content: a system message has only text; ",
+        ),
         (
             {"messages": [USER, {"role": "assistant", "content": ""}]},
             "messages: the last one has no",
@@ -265,7 +301,7 @@ def test_tokens_are_counted_without_the_model(app: Starlette, engine: FakeEngine
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name: "),
         ({"tool_choice": {"type": "any"}}, "tool_choice: "),
         ({"container": "x"}, "container: 'x' is not supported: clients run the tools"),
-        ({"max_tokens": 5000}, "messages: "),
+        ({"messages": [USER | {"content": "a" * 5000}]}, "messages: "),
     ],
 )
 def test_refusals_in_anthropics_shape(app: Starlette, fields: dict[str, Any], words: str) -> None:

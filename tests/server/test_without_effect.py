@@ -65,7 +65,10 @@ def test_metadata_is_a_hint_where_replies_have_none(
         ("repeat_last_n", -1),
         ("store", False),
         ("n_keep", 0),
-        ("mirostat_tau", 0),
+        ("mirostat_tau", 5.0),
+        ("dry_base", 1.75),
+        ("dry_sequence_breakers", ["\n", ":"]),
+        ("xtc_threshold", 0.1),
         ("include", []),
     ],
 )
@@ -147,6 +150,10 @@ def test_texts_of_a_reply_in_the_other_format(
 def test_values_that_are_refused_are_spelled_as_in_json(app: Starlette) -> None:
     error = call(app, "/v1/chat/completions", CHAT | {"separate_reasoning": False}).error
     assert error["message"].startswith("separate_reasoning: false is not supported: ")
+    functions = [{"name": "look", "parameters": {"type": "object", "properties": {}}}]
+    error = call(app, "/v1/chat/completions", CHAT | {"functions": functions}).error
+    cut = 'functions: [{"name": "look", "parameters": {"type": "object", "properties"… is not'
+    assert error["message"].startswith(cut)
 
 
 def test_empty_fields_of_ollama_ask_for_nothing(app: Starlette) -> None:

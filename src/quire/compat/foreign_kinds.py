@@ -7,11 +7,14 @@ from quire.compat import phrases as say
 _OWN_TOOLS = "clients run the tools; leave it out, or send functions of your own"
 _SCHEMA = "models learn a tool from its schema; send it as a function with one of its arguments"
 
+_FILES = "no files are read; send what they say as a part of type text"
+
 _WHY = {
     say.TEXT_ALONE: (
         "image image_url input_image image_pil image_embeds image_file audio audio_url input_audio"
-        " video video_url input_video document file input_file container_upload"
+        " video video_url input_video"
     ),
+    _FILES: "document search_result file input_file container_upload",
     _OWN_TOOLS: (
         "web_search web_search_preview web_search_tool_result server_tool_use code_interpreter"
         " code_execution file_search computer_call mcp mcp_call image_generation"

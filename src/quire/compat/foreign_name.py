@@ -25,7 +25,7 @@ class _Default:
 
 
 DEFAULT: Final = _Default()
-ANY: Final = frozenset[Any]()  # as `takes`: whatever the value is
+ANY: Final = frozenset[Any]()  # as `takes` or `neutral`: whatever the value is
 EMPTY: Final[tuple[Any, ...]] = (False, 0, "", {}, [])  # values that mostly ask for nothing
 NOTHING: Final = (*EMPTY, "auto", "none")  # those of most names that stand together
 
@@ -80,7 +80,8 @@ class ForeignName(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_neutral(self, value: Any) -> bool:
         """Whether a value without effect asks for what is done anyway, or for nothing."""
-        return self.takes is not ANY or value is None or is_among(value, self.neutral)
+        is_any = value is None or self.takes is not ANY or self.neutral is ANY
+        return is_any or is_among(value, self.neutral)
 
 
 def same_value(value: Any, other: Any) -> bool:
@@ -130,6 +131,14 @@ def no_effect(name: str, engines: str, text: str, *flags: str, **details: Any) -
 def always(name: str, engines: str, text: str, *flags: str, **details: Any) -> ForeignName:
     """The row of a switch for what is always done: to switch it off has no effect."""
     return no_effect(name, engines, text, *flags, neutral=(True,), **details)
+
+
+def of_switch(name: str, engines: str, text: str, *flags: str, **details: Any) -> ForeignName:
+    """The row of a setting of what another name switches on, where that is refused.
+
+    So it asks for nothing wherever it is given, and clients send it with each request.
+    """
+    return no_effect(name, engines, text, *flags, neutral=ANY, **details)
 
 
 def only(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.compat import phrases as say
-from quire.compat.foreign_name import ForeignName, alias, always, each, no_effect, only
+from quire.compat.foreign_name import ForeignName, alias, always, no_effect, of_switch, only
 from quire.compat.sampler_stages import LETTERS, STAGES, are_in_order
 
 _V, _L, _O, _LO, _T = "vLLM", "llama.cpp", "Ollama", "llama.cpp, Ollama", "transformers"
@@ -60,16 +60,20 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     no_effect("penalize_newline", _O, say.PENALTIES, neutral=(True,)),
     no_effect("penalize_nl", _L, say.PENALTIES, neutral=(True,)),
     only("mirostat", _LO, (0,), _MIROSTAT, say.USE_CUTS),
-    *each("mirostat_eta/--mirostat-lr mirostat_tau/--mirostat-ent", _MIROSTAT, engines=_LO),
+    of_switch("mirostat_eta", _LO, _MIROSTAT, "--mirostat-lr"),
+    of_switch("mirostat_tau", _LO, _MIROSTAT, "--mirostat-ent"),
     only("tfs_z", _LO, (1,), say.CUTS, say.USE_CUTS),
     only("typical_p", _LO, (1,), say.CUTS, say.USE_CUTS, "--typical"),
     only("typ_p", _L, (1,), say.CUTS, say.USE_CUTS),
     only("top_n_sigma", _L, (-1, 0), say.CUTS, say.USE_CUTS, "--top-nsigma"),
     only("xtc_probability", _L, (0,), say.CUTS, say.USE_CUTS),
-    no_effect("xtc_threshold", _L, "it needs xtc_probability, which is not there"),
+    of_switch("xtc_threshold", _L, "it needs xtc_probability, which is not there"),
     only("dry_multiplier", _L, (0,), "there is no DRY penalty", "use repetition_penalty"),
-    *each("dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breaker"
-          " dry_sequence_breakers", "there is no DRY penalty", engines=_L),
+    of_switch("dry_base", _L, "there is no DRY penalty"),
+    of_switch("dry_allowed_length", _L, "there is no DRY penalty"),
+    of_switch("dry_penalty_last_n", _L, "there is no DRY penalty"),
+    of_switch("dry_sequence_breaker", _L, "there is no DRY penalty"),
+    of_switch("dry_sequence_breakers", _L, "there is no DRY penalty"),
     only("dynatemp_range", _L, (0,), "the temperature is fixed", "use temperature"),
     only("dynatemp_exponent", _L, (1,), "the temperature is fixed", "use temperature",
          "--dynatemp-exp"),
@@ -77,6 +81,6 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     only("samplers", _L, ([], STAGES, ";".join(STAGES), LETTERS), _STAGES, _STAGES_IN_ORDER,
          takes_if=are_in_order),
     only("adaptive_target", _L, (-1,), say.CUTS, say.USE_CUTS),
-    no_effect("adaptive_decay", _L, "it needs adaptive_target, which is not there"),
+    of_switch("adaptive_decay", _L, "it needs adaptive_target, which is not there"),
     only("sampling_seq", _L, (), say.CUTS, "leave it out", "--sampler-seq"),
 )  # fmt: skip

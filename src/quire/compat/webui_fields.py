@@ -7,7 +7,7 @@ nothing.
 from __future__ import annotations
 
 from quire.compat import phrases as say
-from quire.compat.foreign_name import ForeignName, alias, each, no_effect, only
+from quire.compat.foreign_name import ForeignName, alias, each, no_effect, of_switch, only
 
 _W, _K, _S = "text-generation-webui", "KoboldCpp", "SillyTavern"
 _TEMPERATURE = "the temperature is fixed"
@@ -30,8 +30,9 @@ WEBUI_FIELDS: tuple[ForeignName, ...] = (
     no_effect("rep_pen_range", _K, say.PENALTIES),
     no_effect("repetition_penalty_range", _W, say.PENALTIES),
     no_effect("temperature_last", _W, "the temperature comes before the cuts"),
-    *each("dynatemp_low dynatemp_high", _TEMPERATURE, engines=_W),
-    no_effect("smoothing_curve", _W, "it needs smoothing_factor, which is not there"),
+    of_switch("dynatemp_low", _W, _TEMPERATURE),
+    of_switch("dynatemp_high", _W, _TEMPERATURE),
+    of_switch("smoothing_curve", _W, "it needs smoothing_factor, which is not there"),
     only("dynamic_temperature", _W, (False,), _TEMPERATURE, "use temperature"),
     only("smoothing_factor", _W, (0,), _TEMPERATURE, "use temperature"),
     only("tfs", _W, (1,), say.CUTS, say.USE_CUTS),

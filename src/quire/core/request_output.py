@@ -216,6 +216,11 @@ class Score(msgspec.Struct, frozen=True):
 
     score: float
 
+    @classmethod
+    def of(cls, cosine: float) -> Score:
+        """The score of two vectors, whose cosine may be outside -1 to 1 by rounding."""
+        return cls(max(-1.0, min(1.0, cosine)))
+
 
 class ScoreOutput(msgspec.Struct):
     """The score of one pair. prompt_token_ids: of both texts, one after the other."""

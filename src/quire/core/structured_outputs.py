@@ -38,6 +38,7 @@ _OBJECTS = ("json", "structural_tag")  # kinds that are given as an object or as
 
 
 _AT_LINE = re.compile(r"at (\d{1,9})\(\d+\): ")  # line and column
+_IN_A_GRAMMAR = "failed to compile JSON schema: "  # before what is wrong with a schema
 
 
 class _Names(msgspec.StructMeta):
@@ -67,8 +68,9 @@ class StructuredOutputs(
     variant of Lark, or in GBNF. json_object: true for any JSON object. structural_tag: text in
     which tags with constrained contents stand, as an object of vLLM's two forms or as its text, and
     stored as text. field: the caller's name of it, for error messages; fields_of_lines: likewise,
-    by line, for a grammar that is made of several fields. thought_mark: the plain text that begins
-    a thought; where the answer begins with it, the grammar's rule `thought` comes first.
+    by line, for a grammar that is made of several fields (None: the caller's own). thought_mark:
+    the plain text that begins a thought; where the answer begins with it, the grammar's rule
+    `thought` comes first.
 
     JSON is on one line, with at most one space after each comma and colon, unless
     disable_any_whitespace leaves out that space, too, or whitespace_pattern, a regular expression
@@ -143,12 +145,15 @@ class StructuredOutputs(
         return invalid_value(self.name, problem)
 
     def invalid_at_line(self, problem: str) -> InvalidRequestError:
-        """An InvalidRequestError with the compiler's message, which may name a line."""
+        """An InvalidRequestError with the compiler's message, which may name a line.
+
+        Lines of a grammar that the caller has not written become the names of its fields.
+        """
         at = _AT_LINE.match(problem)
-        field = (self.fields_of_lines or {}).get(int(at[1])) if at else None
-        if at is None or field is None:
+        if at is None or self.fields_of_lines is None:
             return self.invalid(problem)
-        return invalid_value(field, problem[at.end() :])
+        field = self.fields_of_lines.get(int(at[1]), self.name)
+        return invalid_value(field, problem[at.end() :].removeprefix(_IN_A_GRAMMAR))
 
     def _check_text(self) -> None:
         text, limit = getattr(self, self.kind), _MAX_BYTES[self.kind]

@@ -1,14 +1,16 @@
 """JSON schemas in the words that llguidance knows.
 
 Owns what llguidance would refuse although it constrains nothing or can be said otherwise: formats
-that JSON Schema does not define, which are notes to readers, names of members that are listed or
-match a pattern (`propertyNames`), and different items of a short list (`uniqueItems`). Other
-keywords stay as they are; llguidance refuses them.
+that JSON Schema does not define, which are notes to readers, names of members that are listed,
+match a pattern or have a length (`propertyNames`), different items of a short list (`uniqueItems`),
+and pydantic's patterns of decimal numbers, which look ahead. Other keywords stay as they are;
+llguidance refuses them.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from itertools import permutations
 from typing import Any
@@ -29,12 +31,21 @@ _NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "de
 _NOTES = frozenset({"title", "description", "$comment", "default", "examples", "deprecated"})
 _A_STRING = ("type", "string")
 _MAX_UNIQUE = 4  # values, of which all or some have 65 orders; 5 have 326
+_LENGTHS = frozenset({"minLength", "maxLength"})
+_MAX_LENGTH = 1000  # of names
+_DECIMAL = r"^(?!^[-+.]*$)[+-]?0*"  # how pydantic's patterns of a Decimal begin, and go on:
+_DECIMAL_TAILS = (
+    r"\\d\*\\\.\?\\d(?:\*|\{0,(?P<fraction>\d+)\}0\*)\$",
+    r"\(\?:\\d\{0,(?P<digits>\d+)\}\|\(\?=\[\\d\.\]\{1,(?P<length>\d+)\}0\*\$\)"
+    r"\\d(?:\*|\{0,\d+\})\\\.\\d(?:\*|\{0,(?P<fraction>\d+)\})0\*\$\)",
+)
+_MAX_DIGITS = 64  # of a decimal number
 _MAX_REFS = 64  # of one `propertyNames`, which may lead in a circle
 
 
 def translated(text: str) -> str:
     """A schema's text, translated where that is needed. The text is valid JSON, at most 64 deep."""
-    if not any(word in text for word in ("propertyNames", "format", "uniqueItems")):
+    if not any(word in text for word in ("propertyNames", "format", "uniqueItems", _DECIMAL)):
         return text
     schema = json.loads(text)
     if not isinstance(schema, dict) or not _translate(schema):
@@ -51,6 +62,7 @@ def _translate(root: Schema) -> bool:
         changed |= _without_note(schema)
         changed |= _with_names(schema, root)
         changed |= _with_orders(schema, root)
+        changed |= _with_plain_decimal(schema)
     return changed
 
 
@@ -88,6 +100,10 @@ def _with_names(schema: Schema, root: Schema) -> bool:
     match names:
         case {"pattern": str(pattern)} if len(names) == 1:
             members: Schema = {"patternProperties": {pattern: value}}
+        case _ if names and names.keys() <= _LENGTHS:
+            if (of_length := _of_length(**names)) is None:
+                return False
+            members = {"patternProperties": {of_length: value}}
         case {"enum": [*listed]} if len(names) == 1:
             value = _shared(value, root)  # written once, however many names there are
             members = {"properties": {name: value for name in listed if isinstance(name, str)}}
@@ -128,6 +144,44 @@ def _with_orders(schema: Schema, root: Schema) -> bool:
             schema.pop(word, None)
         schema["anyOf"] = arrays
     return bool(arrays)
+
+
+def _of_length(minLength: Any = 0, maxLength: Any = "") -> str | None:  # noqa: N803 - the schema's
+    """A pattern of texts of these lengths; None where they are wrong or too large."""
+    for length in (minLength, maxLength):
+        if length != "" and not (type(length) is int and 0 <= length <= _MAX_LENGTH):
+            return None
+    return rf"^[\s\S]{{{minLength},{maxLength}}}$"
+
+
+def _with_plain_decimal(schema: Schema) -> bool:
+    """Say without looking ahead which numbers are meant, in plain notation: -12.50, not +012.5."""
+    pattern = schema.get("pattern")
+    if not isinstance(pattern, str) or not pattern.startswith(_DECIMAL):
+        return False
+    tails = (re.fullmatch(tail, pattern[len(_DECIMAL) :]) for tail in _DECIMAL_TAILS)
+    if (tail := next(filter(None, tails), None)) is None:
+        return False
+    found = {name: int(value) for name, value in tail.groupdict().items() if value is not None}
+    length = found.pop("length", 0)
+    if "digits" in found and "fraction" in found:
+        found["fraction"] = min(found["fraction"], length - 1 - found["digits"])
+    if max(found.values(), default=0) > _MAX_DIGITS or length == 1:
+        return False
+    schema["pattern"] = rf"^-?(?:{_plain_decimals(**found)})$"
+    return True
+
+
+def _plain_decimals(digits: int | None = None, fraction: int | None = None) -> str:
+    """A pattern. digits: at most as many before the point, or in all if fraction is None."""
+    if digits is None or fraction is not None:
+        before = r"[1-9]\d*" if digits is None else rf"[1-9]\d{{0,{digits - 1}}}"
+        before = "0" if digits == 0 else f"0|{before}"
+        after = r"(?:\.\d+)?" if fraction is None else rf"(?:\.\d{{1,{fraction}}})?"
+        return before if fraction == 0 else f"(?:{before}){after}"
+    parts = [rf"0(?:\.\d{{1,{digits}}})?", rf"[1-9]\d{{0,{digits - 1}}}"]
+    parts += [rf"[1-9]\d{{{n - 1}}}\.\d{{1,{digits - n}}}" for n in range(1, digits)]
+    return "|".join(parts)
 
 
 def _shared(value: Any, root: Schema) -> Any:

@@ -46,9 +46,10 @@ class FieldNames:
         outputs = sampling.structured_outputs
         if outputs is None or outputs.field is None or not self._names:
             return sampling
-        lines = {line: self.own(field) for line, field in (outputs.fields_of_lines or {}).items()}
+        if (lines := outputs.fields_of_lines) is not None:
+            lines = {line: self.own(field) for line, field in lines.items()}
         renamed = msgspec.structs.replace(
-            outputs, field=self.own(outputs.field), fields_of_lines=lines or None
+            outputs, field=self.own(outputs.field), fields_of_lines=lines
         )
         return msgspec.structs.replace(sampling, structured_outputs=renamed)
 

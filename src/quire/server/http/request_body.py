@@ -33,6 +33,8 @@ from quire.server.http.field_bounds import NO_LIMIT
 from quire.server.http.field_names import SAME, FieldNames
 from quire.server.http.strict_json import NeutralValues
 
+_SHOWN_CHARS = 64  # of a refused value
+
 SCOPES: tuple[Scope, ...] = ("request", "sampling")
 
 
@@ -109,7 +111,9 @@ def refused_field(name: str, value: Any, text: str, path: str = "") -> InvalidRe
     """The error of a field that is refused. text: the table's. path: of the object that has it."""
     where, problem = f"{path}{name[:64]}", text.removeprefix(f"{name} ")
     if not isinstance(value, str) and problem.startswith(given := reprlib.repr(value)):
-        problem = json.dumps(value)[:64] + problem.removeprefix(given)
+        text = json.dumps(value)
+        shown = text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…"
+        problem = shown + problem.removeprefix(given)
     return InvalidRequestError(f"{where}: {problem}", param=where, code="unsupported_parameter")
 
 

@@ -78,7 +78,7 @@ def test_options(app: Starlette, engine: FakeEngine) -> None:
     noted = reply.headers["x-quire-no-effect"]
     assert all(name in noted for name in ("keep_alive", "options.num_ctx", "think"))
     tuned = ask(app, options={"mirostat_tau": 0.8, "typical_p": 1.0, "mirostat": 0})
-    assert "options.mirostat_tau has no effect" in tuned.headers["x-quire-no-effect"]
+    assert "x-quire-no-effect" not in tuned.headers  # what it tunes is off there, too
     ask(app, options={"num_predict": -1})
     assert engine.calls[-1]["sampling"].max_tokens is None
 

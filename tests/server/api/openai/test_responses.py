@@ -59,7 +59,7 @@ def test_whole_answer(app: Starlette, engine: FakeEngine) -> None:
     assert (reply["metadata"], reply["max_output_tokens"]) == ({"a": "b"}, 50)
     assert reply["usage"] == {
         "input_tokens": 34,
-        "input_tokens_details": {"cached_tokens": 17},
+        "input_tokens_details": {"cached_tokens": 17, "cache_write_tokens": 0},
         "output_tokens": 6,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 40,

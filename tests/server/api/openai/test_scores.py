@@ -57,6 +57,17 @@ def test_scores(app: Starlette, path: str, names: tuple[str, str]) -> None:
     assert [item["score"] for item in pairs] == pytest.approx(expected, abs=1e-6)
 
 
+def test_scores_are_cosines_though_lengths_are_rounded(app: Starlette) -> None:
+    """Of equal texts, whose cosine is often computed as slightly above 1."""
+    texts = ["a" * count for count in range(1, 60)]
+    scores = [
+        item["score"]
+        for item in post(app, "/v1/score", queries=texts, documents=texts).json()["data"]
+    ]
+    assert scores == pytest.approx([1.0] * 59)
+    assert max(scores) <= 1.0
+
+
 @pytest.mark.parametrize(
     "path", ["/v1/rerank", "/rerank", "/v2/rerank", "/v1/reranking", "/reranking"]
 )

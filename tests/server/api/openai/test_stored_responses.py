@@ -95,8 +95,8 @@ def test_input_items_are_listed_in_pages(app: Starlette) -> None:
     rest = read(app, second["id"], "/input_items", query=query).json()
     assert [item["type"] for item in rest["data"]] == ["function_call_output", "message"]
     assert rest["data"][1] == {
-        "type": "message", "role": "assistant", "id": "mine",
-        "content": [{"type": "output_text", "text": "ok"}],
+        "type": "message", "role": "assistant", "id": "mine", "status": "completed",
+        "content": [{"type": "output_text", "text": "ok", "annotations": []}],
     }  # fmt: skip
     latest = read(app, second["id"], "/input_items").json()["data"]
     assert latest == [*rest["data"][::-1], *page["data"][::-1]]

@@ -61,7 +61,12 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[MessagesFormatter]:
     chat = _chat_of(request, model)
     yield
     chat_job = yield from conversation.prepare(
-        chat, model, id_prefix="msg_", new_call_id=_new_call_id, names=_NAMES
+        chat,
+        model,
+        id_prefix="msg_",
+        new_call_id=_new_call_id,
+        names=_NAMES,
+        cuts_to_context=True,
     )
     return MessagesFormatter(chat_job)
 
@@ -97,7 +102,8 @@ class MessagesFormatter:
         """The complete answer."""
         ((output,),) = (item.outputs for item in results)
         content = _blocks(self._conversation.read(output))
-        return self._message(content, replies.MessagesUsage.of(usage), self._stop_of(output))
+        stop = self._ended(self._stop_of(output), usage)
+        return self._message(content, replies.MessagesUsage.of(usage), stop)
 
     def chunks(self, _index_of_prompt: int, item: RequestOutput) -> Iterator[msgspec.Struct]:
         """The stream events that one part of the answer makes."""
@@ -119,7 +125,8 @@ class MessagesFormatter:
     def ending(self, usage: Usage) -> Iterator[msgspec.Struct]:
         """The last events of a complete stream."""
         yield from self._close()
-        yield replies.MessageDelta(self._stop, replies.MessagesUsage.of(usage))
+        stop = self._ended(self._stop, usage)
+        yield replies.MessageDelta(stop, replies.MessagesUsage.of(usage))
         yield replies.MessageStop()
 
     def failure(self, reply: ErrorReply) -> AnthropicError:
@@ -160,6 +167,13 @@ class MessagesFormatter:
             return replies.Stop("stop_sequence", output.stop_reason)
         reason = self._conversation.finish_reason(output) or ""
         return replies.Stop(_STOP_REASONS.get(reason, "end_turn"), None)
+
+    def _ended(self, stop: replies.Stop, usage: Usage) -> replies.Stop:
+        """The stop of a complete answer: one shorter than max_tokens was cut by the context."""
+        most = self.job.sampling.max_tokens
+        if stop.stop_reason == "max_tokens" and most and usage.completion_tokens < most:
+            return replies.Stop("model_context_window_exceeded", None)
+        return stop
 
     def _message(
         self,
@@ -216,7 +230,7 @@ ROUTE = GenerationRoute(
             route_rules.CONTEXT,
             *route_rules.CHAT,
             route_rules.TOOL_CHOICE,
-            route_rules.LAST_MESSAGE,
+            route_rules.ROLES,
         ),
         example={"messages": [route_rules.USER_MESSAGE], "max_tokens": 8},
         body=MessagesRequest,
@@ -235,7 +249,7 @@ COUNT_ROUTE = LightRoute(
             route_rules.MODEL,
             *route_rules.CHAT,
             route_rules.TOOL_CHOICE,
-            route_rules.LAST_MESSAGE,
+            route_rules.ROLES,
         ),
         example={"messages": [route_rules.USER_MESSAGE]},
         body=CountRequest,

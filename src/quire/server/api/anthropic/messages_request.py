@@ -54,12 +54,12 @@ class ThinkingBlock(Strict, tag_field="type", tag="thinking"):
 
 
 class ToolUseBlock(Strict, tag_field="type", tag="tool_use"):
-    """A content block with a tool call."""
+    """A content block with a tool call. caller: not sent, since some clients refuse null there."""
 
     id: ShortText
     name: FunctionName
     input: dict[str, Any]
-    caller: DirectCaller | None = None
+    caller: DirectCaller | UnsetType | None = UNSET
     cache_control: Cached = UNSET
 
 
@@ -76,9 +76,12 @@ Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 class InputMessage(Strict):
-    """One message: the user's may have tool results, the assistant's reasoning and calls."""
+    """One message: the user's may have tool results, the assistant's reasoning and calls.
 
-    role: Literal["user", "assistant"]
+    The system's has text and may stand anywhere.
+    """
+
+    role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 

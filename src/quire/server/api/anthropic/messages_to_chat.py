@@ -106,10 +106,19 @@ def _messages(request: CountRequest, origins: Origins) -> list[Message]:
             found.append(Message(role=message.role, content=message.content))
         elif message.role == "assistant":
             found.append(_assistant(message.content, where))
+        elif message.role == "system":
+            found.append(_system(message.content, where))
         else:
             found += _user(message.content, where)
         origins |= {f"messages[{each}]": where for each in range(begin, len(found))}
     return found
+
+
+def _system(blocks: Sequence[Block], where: str) -> Message:
+    texts = [TextPart(type="text", text=b.text) for b in blocks if isinstance(b, TextBlock)]
+    if len(texts) != len(blocks):
+        raise invalid_value(where, "a system message has only text; remove its other blocks")
+    return Message(role="system", content=texts)
 
 
 def _user(blocks: Sequence[Block], where: str) -> Iterator[Message]:

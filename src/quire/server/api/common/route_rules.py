@@ -21,7 +21,10 @@ LOGPROBS = (
 )
 TOKENS = "`min_tokens` is at most `max_tokens`."
 PRIORITY = "`priority` other than 0 needs `--scheduling-policy priority`."
-LAST_MESSAGE = "The last message is the user's; tool results are the user's, calls the assistant's."
+ROLES = (
+    "Tool results are the user's, calls the assistant's; a system message has only text. The "
+    "assistant's message is the last one only if its text is to be continued."
+)
 TEXTS = "Texts of a conversation hold no U+FDD0."
 VERSIONED = "With the header `anthropic-version` the answer is that of Anthropic's Models API."
 GENERATION = (MODEL, CONTEXT, VOCABULARY, LOGPROBS, STRUCTURED_OUTPUT, TOKENS, PRIORITY)

@@ -78,12 +78,12 @@ def stored_response(
 
 
 def _own_items(request: ResponsesRequest) -> Iterator[dict[str, Any]]:
-    """The request's items, each with its type and an id; texts of messages as parts."""
+    """The request's items, with all that clients' types require; texts of messages as parts."""
     if isinstance(request.input, str):
-        yield _with_id({"type": "message", "role": "user", "content": request.input})
+        yield _completed({"type": "message", "role": "user", "content": request.input})
         return
     for raw in request.input:
-        yield _with_id(_decoded(raw))
+        yield _completed(_decoded(raw))
 
 
 def _encoded(item: dict[str, Any]) -> msgspec.Raw:
@@ -101,11 +101,16 @@ def _decoded(raw: msgspec.Raw) -> dict[str, Any]:
     return item
 
 
-def _with_id(item: dict[str, Any]) -> dict[str, Any]:
+def _completed(item: dict[str, Any]) -> dict[str, Any]:
     kind = item.setdefault("type", "message")
+    if item.get("status") is None:
+        item["status"] = "completed"
     if item.get("id") is None:
         item["id"] = new_item_id(_PREFIXES.get(kind, "rs"))
     if kind == "message" and isinstance(item["content"], str):
         part = "output_text" if item["role"] == "assistant" else "input_text"
         item["content"] = [{"type": part, "text": item["content"]}]
+    for part in item["content"] if kind == "message" else ():
+        if part["type"] == "output_text" and part.get("annotations") is None:
+            part["annotations"] = []
     return item

@@ -64,11 +64,17 @@ class OutputCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function_c
 OutputItem = OutputMessage | OutputReasoning | OutputCall
 
 
+class InputTokensDetails(PromptTokensDetails):
+    """Parts of input_tokens. cache_write_tokens: always 0, as nobody pays for storing them."""
+
+    cache_write_tokens: int = 0
+
+
 class ResponsesUsage(msgspec.Struct, kw_only=True):
     """Token counts of a response."""
 
     input_tokens: int
-    input_tokens_details: PromptTokensDetails
+    input_tokens_details: InputTokensDetails
     output_tokens: int
     output_tokens_details: CompletionTokensDetails
     total_tokens: int
@@ -79,7 +85,7 @@ class ResponsesUsage(msgspec.Struct, kw_only=True):
         details = usage.completion_tokens_details
         return cls(
             input_tokens=usage.prompt_tokens,
-            input_tokens_details=usage.prompt_tokens_details,
+            input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
             output_tokens=usage.completion_tokens,
             output_tokens_details=CompletionTokensDetails() if details is UNSET else details,
             total_tokens=usage.total_tokens,

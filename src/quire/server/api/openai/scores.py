@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from quire.core.request_output import Score
 from quire.errors import invalid_value, one_of_two
 from quire.server.api.common import route_rules
 from quire.server.api.common.embedding_job import (
@@ -203,7 +204,7 @@ def _cosines(outputs: Sequence[EmbeddedInput], num_queries: int) -> list[float]:
     vectors = [memoryview(output.vector).cast("f") for output in outputs]
     queries, documents = vectors[:num_queries], vectors[num_queries:]
     pairs = zip(queries if len(queries) > 1 else repeat(queries[0]), documents, strict=False)
-    return [sum(map(mul, query, document)) for query, document in pairs]
+    return [Score.of(sum(map(mul, query, document))).score for query, document in pairs]
 
 
 def _rerank_reply(
