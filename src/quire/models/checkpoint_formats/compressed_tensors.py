@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _WORD = 32  # bits
 _REGEX = "re:"
-_CLASS = "Linear"  # of all modules that are quantized
+_LINEAR, _EMBEDDING = "Linear", "Embedding"  # classes of modules
 _ORDERED = (True, "group", "dynamic")  # values of actorder that change which inputs share a scale
 _FOLDED = ("weight_input", "weight_output")  # where a transform is part of the stored weights
 
@@ -121,7 +121,7 @@ class PackedLinear(IntegerLinear):
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensors(CheckpointFormat):
-    """Linear layers by targets: names of modules, `re:` patterns, or the class Linear.
+    """Modules by targets: their names, `re:` patterns of these, or classes.
 
     groups: pairs of targets and a layout, in order. ignored: targets that are not quantized.
     """
@@ -132,20 +132,28 @@ class CompressedTensors(CheckpointFormat):
     name: str = "compressed-tensors"
 
     def stored_linear(self, module: str) -> StoredLinear | None:
-        """See `CheckpointFormat`: names go before patterns, and these in order before classes."""
-        if any(_matches(target, module) for target in self.ignored):
+        """See `CheckpointFormat`."""
+        return self._stored(module, _LINEAR)
+
+    def stored_table(self, module: str) -> StoredLinear | None:
+        """See `CheckpointFormat`."""
+        return self._stored(module, _EMBEDDING)
+
+    def _stored(self, module: str, kind: str) -> StoredLinear | None:
+        """Names go before patterns, and these in order before classes. kind: the module's class."""
+        if any(_matches(target, module, kind) for target in self.ignored):
             return None
         known = {target: linear for targets, linear in self.groups for target in targets}
         patterns = sorted(target for target in known if target.startswith(_REGEX))
-        found = (target for target in (module, *patterns) if _matches(target, module))
-        return known.get(next((target for target in found if target in known), _CLASS))
+        found = (target for target in (module, *patterns) if _matches(target, module, kind))
+        return known.get(next((target for target in found if target in known), kind))
 
 
-def _matches(target: str, module: str) -> bool:
-    """Whether a name is the module's, or a pattern matches it; or Linear, its class."""
+def _matches(target: str, module: str, kind: str) -> bool:
+    """Whether a target is a module's name, a pattern that matches it, or its class."""
     if target.startswith(_REGEX):
         return re.match(target.removeprefix(_REGEX), module) is not None
-    return target in (module, _CLASS)
+    return target in (module, kind)
 
 
 def read_compressed_tensors(config: ConfigFile) -> CompressedTensors:
