@@ -322,6 +322,24 @@ def test_ignored_modules_stay_with_all_parts_of_their_weight(base: Path, tmp_pat
     )
 
 
+@pytest.mark.parametrize("key", ["dynamic", "modules_in_block_to_quantize"])
+def test_each_list_of_a_gptq_config_names_what_is_quantized(
+    base: Path, tmp_path: Path, key: str
+) -> None:
+    """Libraries read one of them: GPTQModel the rules, transformers the modules."""
+    recipe = Recipe(method="rtn", format="gptq", group_size=32, ignore=("*.1.*.k_proj", "*.o_proj"))
+    quantize(base, tmp_path, recipe)
+    config = json.loads((tmp_path / "config.json").read_text())
+    wanted = weights(tmp_path)
+    config["quantization_config"] = {
+        name: value
+        for name, value in config["quantization_config"].items()
+        if name == key or name not in ("dynamic", "modules_in_block_to_quantize")
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert all(torch.equal(wanted[name], each) for name, each in weights(tmp_path).items())
+
+
 @pytest.mark.parametrize(
     "settings",
     [

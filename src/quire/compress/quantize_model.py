@@ -30,6 +30,7 @@ from quire.compress.shard_files import ShardFiles, recipe_record
 from quire.compress.text_samples import TextSamples
 from quire.core.layer_spec import LinearSpec, layer_module
 from quire.errors import CheckpointError, ConfigError
+from quire.model_folder import unapplied_adapter
 from quire.models.checkpoint_formats.quantization_config import read_checkpoint_format
 from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.config.model_config import ModelConfig
@@ -61,6 +62,8 @@ class Quantization:
             )
         # before layers are quantized that would be of no use; a rotated model has a head of its own
         check_tensors(base, ModelConfig.from_folder(base))
+        if adapter := unapplied_adapter(base):
+            logger.warning("%s", adapter)
         self.layout: CheckpointLayout = recipe.layout(config.dtype)
         self.files = ShardFiles(out, len(config.spec.layers))
         self.ignored, problems = self._ignored()
@@ -126,7 +129,9 @@ class Quantization:
         return ModelParts(self.out, self.device, checkpoint, config).layer(index)
 
     def _config(self) -> dict[str, object]:
-        return self.layout.config(self.ignored)
+        modules = [each for item in self._linears() for each in self._modules(*item)]
+        chosen = [module for module in modules if module not in self.ignored]
+        return self.layout.config(chosen, self.ignored)
 
     def _chosen(self, index: int) -> set[str]:
         """Linear layers of a layer that are quantized."""

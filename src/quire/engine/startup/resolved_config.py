@@ -27,7 +27,7 @@ from quire.errors import ConfigError
 from quire.hub import config_folder, model_folder
 from quire.kernels.cpu import native
 from quire.kvcache.kv_sizes import layers_with_types
-from quire.model_folder import GGUF_LINK
+from quire.model_folder import GGUF_LINK, unapplied_adapter
 from quire.models.checkpoints.open_checkpoint import weight_bytes
 from quire.models.config.model_config import ModelConfig
 from quire.models.config.pooling_config import read_pooling
@@ -90,9 +90,12 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     def log_weights(self) -> None:
         """Log a data type that the config lacks, and warn of weights' quality.
 
-        That is, if they are quantized twice, or served although their check failed.
+        That is, if they are quantized twice, or served although their check failed, or without an
+        adapter that lies beside them.
         """
         model_config = self.model_config
+        if adapter := unapplied_adapter(self.folder):
+            logger.warning("%s", adapter)
         if self.config.model.dtype == "auto" and not model_config.names_dtype:
             logger.info("config.json names no dtype; that of the weights is %s", model_config.dtype)
         if self.quality is not None and self.config.model.quality_gate == OFF:
