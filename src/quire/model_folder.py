@@ -85,7 +85,7 @@ def check_kind(named: str | Path, names: Collection[str]) -> None:
 def unapplied_adapter(folder: Path) -> str | None:
     """The warning for a folder that has both a model and an adapter; None without an adapter.
 
-    The model may have been merged with it, so that this is no error.
+    The model may have been merged with it, so this is not an error.
     """
     if not (folder / _ADAPTER).is_file():
         return None
