@@ -26,11 +26,12 @@ from quire.kernels.triton.attention.kv_dequantization import (
 from quire.kernels.triton.attention.prefill_attention import prefill_attention_kernel
 from quire.kernels.triton.attention.shared_prefix_attention import shared_attention_kernel
 from quire.kernels.triton.gemm.block_config import BlockConfig
+from quire.kernels.triton.gemm.byte_config import scales_codes
 from quire.kernels.triton.gemm.byte_rows_config import byte_rows_configs
-from quire.kernels.triton.gemm.int4_config import scales_codes
 from quire.kernels.triton.gemm.int4_rows_config import int4_rows_configs
 from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
 from quire.kernels.triton.gemm.split_k_config import shares_of, split_k_config
+from quire.kernels.triton.gemm.table_config import has_table
 from quire.kernels.triton.hopper.hopper_block_gemm import hopper_block_gemm_kernel
 from quire.kernels.triton.hopper.hopper_byte_rows import hopper_byte_rows_kernel
 from quire.kernels.triton.hopper.hopper_decode import hopper_decode_kernel
@@ -48,6 +49,7 @@ from quire.kernels.triton.launch.attention_memory import (
     shared_tile,
 )
 from quire.kernels.triton.launch.gemm_config import RingConfig
+from quire.kernels.triton.ops.int4_linear import ring_codebook
 from quire.kernels.triton.ops.int4_weight import byte_tables
 from quire.kernels.triton.ops.invariant_gemm import tile_gemm_kernel
 from quire.kernels.triton.sampling.candidates import candidates_kernel
@@ -214,6 +216,10 @@ def ring_int4(
         words, w_box = gl.NVMMASharedLayout(128, 32, 4), f"2,{w_box}"
     if halves:
         words, w_box = gl.NVMMASharedLayout(128, 32, 5), f"1,{parts},2,{block_n // 2},32"
+    if codes is not None:
+        scaled = group == 0 or scales_codes(rows, group)
+    else:
+        scaled = codebook != "nf4" or not has_table(rows, group)
     types = {
         **dict.fromkeys(pointers, BF16), **dict.fromkeys(floats, "*fp32"),
         **dict.fromkeys(sizes, "i32"), "counter_ptr": INTS, "eps": "fp32",
@@ -227,9 +233,9 @@ def ring_int4(
         "STAGES": stages, "TILES": parts, "CHUNK": 0, "HAS_BIAS": False,
         "SPLIT": 4, "SHARES": shares_of(4, rows, 1, 132, tokens=8),
         "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": True, "SILU": False, "PDL": True,
-        "GROUP": group or 256, "SCALED": group == 0 or scales_codes(rows, group),
+        "GROUP": group or 256, "SCALED": scaled,
         "GROUP_ROWS": 16,
-        "CODEBOOK": codes if codebook is None else "e2m1" if codebook == "mxfp4" else byte_tables(codebook, torch.bfloat16),
+        "CODEBOOK": ring_codebook(codebook) if codes is None else codes,
         "SCALES_FIRST": rows == 1 and codes is None and codebook is None,
     }  # fmt: skip
     absent = [] if zeros else ["zero_ptr"]

@@ -17,15 +17,27 @@ _PAIR_DTYPES = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}
 LARGEST_E4M3 = 448.0
 
 
-def run_ptx(asm: str, registers: dict[str, int]) -> dict[str, int]:
-    """The registers after inline assembly in the few instructions that unpack words."""
+def run_ptx(
+    asm: str, registers: dict[str, int], memory: dict[int, int] | None = None
+) -> dict[str, int]:
+    """The registers after inline assembly in the few instructions that unpack words.
+
+    memory: words of shared memory by their addresses.
+    """
     for op, rest in re.findall(r"(?<![\w.$])([a-z][a-z0-9_]*\.[\w.]+)\s+([^;]+);", asm):
-        names = [name.strip(" {}") for name in rest.split(",")]
+        names = [name.strip(" {}[]") for name in rest.split(",")]
         a, *others = [
             registers[name] if name in registers else int(name, 0) if name[0].isdigit() else 0
             for name in names[1:]
         ]
-        registers[names[0]] = _instruction(op, a, others)
+        if op == "ld.shared.b32":
+            assert memory is not None
+            registers[names[0]] = memory[a]
+        elif op == "st.shared.v4.b32":  # of one word four times, by its address
+            assert memory is not None
+            memory[registers[names[0]]] = a
+        else:
+            registers[names[0]] = _instruction(op, a, others)
     return registers
 
 
@@ -45,8 +57,12 @@ def bf16_pair(word: int) -> Tensor:
     return pair_of(word, torch.bfloat16)
 
 
+def _bytes(word: int) -> bytes:
+    return word.to_bytes(4, "little")
+
+
 def _instruction(op: str, a: int, others: list[int]) -> int:
-    if op == "mov.b32":  # of one word, or of two halves
+    if op in ("mov.b32", "mov.u32"):  # of one word, or of two halves
         return a | others[0] << 16 if others else a
     if op == "shl.b32":
         return a << others[0] & 0xFFFFFFFF
@@ -54,6 +70,11 @@ def _instruction(op: str, a: int, others: list[int]) -> int:
         return a >> others[0]
     if op == "and.b32":
         return a & others[0]
+    if op in ("mul.lo.u32", "mad.lo.u32"):
+        return a * others[0] + sum(others[1:]) & 0xFFFFFFFF
+    if op == "dp4a.u32.u32":
+        products = (x * y for x, y in zip(_bytes(a), _bytes(others[0]), strict=True))
+        return sum(products) + others[1] & 0xFFFFFFFF
     if op in ("add.u32", "sub.u32"):
         return (a + others[0] if op == "add.u32" else a - others[0]) & 0xFFFFFFFF
     if op == "cvt.rn.satfinite.e4m3x2.f16x2":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 import torch
@@ -94,20 +96,61 @@ def pairs_of_codes(found: CodebookFormat) -> tuple[Tensor, list[int]]:
     return ids, [word & 0xFFFFFFFF for word in stored[0].tolist()]
 
 
+LANE = 12  # where a lane's numbers begin in each row of the table
+
+
+def by_arithmetic(
+    kernel: ModuleType, words: dict[str, int], scale: int, block: int
+) -> Iterator[int]:
+    """MXFP4's codes of a block of 32 columns and of the next one, two each."""
+    for half in range(2):
+        given = {"$1": words["$2"], "$2": words["$3"], "$3": scale}
+        yield run_ptx(kernel.e2m1_asm(2 * block + half), given)["$0"]
+
+
+def by_look_up(kernel: ModuleType, words: dict[str, int], scale: int, block: int) -> Iterator[int]:
+    """The same of NF4."""
+    asm = kernel._scaled_asm(block, byte_tables("nf4", torch.bfloat16))
+    after = run_ptx(asm, words | {"$4": scale, "$6": scale})
+    yield from (after["$0"], after["$1"])
+
+
 @FORMATS
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_instructions_look_up_the_numbers(found: CodebookFormat, dtype: torch.dtype) -> None:
-    """What Hopper's GEMMs do in registers, by an interpreter of their instructions."""
-    ring = pytest.importorskip("quire.kernels.triton.hopper.hopper_codebooks")
-    table, tables = torch.tensor(found.numbers).to(dtype), byte_tables(found.spec.codes, dtype)
+def test_instructions_make_scaled_numbers(found: CodebookFormat) -> None:
+    """What Hopper's GEMM does in registers, by an interpreter of its instructions."""
+    kernel = pytest.importorskip("quire.kernels.triton.hopper.hopper_codebooks")
+    make, lift = (by_arithmetic, 2.0**63) if found is MXFP4 else (by_look_up, 1.0)
+    scale = torch.tensor([0.0625 if found is MXFP4 else 0.0123] * 2).bfloat16()
+    low, high = (scale * lift).view(torch.int16).tolist()
+    expected = (torch.tensor(found.numbers).bfloat16() * scale[0]).double()
     ids, words = pairs_of_codes(found)
     for step, pair, block in itertools.product(range(2), range(16), range(4)):
-        word = words[32 * step + 2 * pair + block // 2]
-        after = run_ptx(ring.look_up_words("word", block, tables, "$0", "$32"), {"word": word})
-        for half in (0, 32):
-            column = 256 * step + 64 * block + half + 2 * pair
-            expected = table[ids[column : column + 2]]
-            assert torch.equal(pair_of(after[f"${half}"], dtype), expected.double())
+        first, second = words[32 * step + 2 * pair :][:2]
+        made = make(kernel, {"$2": first, "$3": second}, low | high << 16, block)
+        for half, word in enumerate(made):
+            column = 256 * step + 64 * block + 32 * half + 2 * pair
+            numbers = pair_of(word, torch.bfloat16) * lift
+            assert torch.equal(numbers, expected[ids[column : column + 2]])
+
+
+def test_a_table_has_the_numbers_of_both_codes_of_a_byte() -> None:
+    kernel = pytest.importorskip("quire.kernels.triton.hopper.hopper_codebooks")
+    codebook, table = byte_tables("nf4", torch.bfloat16), {}
+    for byte in range(256):
+        asm = kernel._store_asm(codebook).replace("%laneid", "lane")
+        after = run_ptx(asm, {"$1": byte, "$2": 0, "lane": LANE // 4}, stored := {})
+        assert set(stored.values()) == {after["t"]}
+        assert sorted(stored) == list(range(128 * byte, 128 * byte + 128, 16))
+        table[128 * byte + LANE] = after["t"]
+    expected = torch.tensor(NF4.numbers).bfloat16().double()
+    ids, words = pairs_of_codes(NF4)
+    for step, pair, block in itertools.product(range(2), range(16), range(4)):
+        first, second = words[32 * step + 2 * pair :][:2]
+        after = run_ptx(kernel.pairs_asm(block), {"$2": first, "$3": second, "$4": LANE}, table)
+        for half in range(2):
+            column = 256 * step + 64 * block + 32 * half + 2 * pair
+            numbers = pair_of(after[f"${half}"], torch.bfloat16)
+            assert torch.equal(numbers, expected[ids[column : column + 2]])
 
 
 @FORMATS

@@ -226,7 +226,7 @@ def test_one_row_has_registers_for_full_rounds(
 
 
 @pytest.mark.parametrize("rows", [8, 9, 12, 16, 17])
-@pytest.mark.parametrize("kind", ["int4", "codebook", "bytes"])
+@pytest.mark.parametrize("kind", ["int4", "bytes"])
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("model", ["8b", "1b", "llama-3.2-3b", "qwen2.5-7b", "qwen2.5-1.5b"])
 def test_few_rows_fit_one_round(model: str, group: int, kind: str, rows: int) -> None:
@@ -236,7 +236,7 @@ def test_few_rows_fit_one_round(model: str, group: int, kind: str, rows: int) ->
             assert found is not None
             memory = byte_memory(rows, k, group, 1, found)
         else:
-            found = int4_config(rows, n, k, group, 132, codebook=kind == "codebook")
+            found = int4_config(rows, n, k, group, 132)
             assert found is not None
             memory = shared_memory(rows, k, group, zeros=False, config=found)
         programs = -(-n // found.block_n) * found.split

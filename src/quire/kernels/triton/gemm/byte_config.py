@@ -24,6 +24,11 @@ def byte_memory(m: int, k: int, group: int, tables: int, config: Int4Config) -> 
     return config.stages * stage + tables * groups + 64
 
 
+def scales_codes(m: int, group: int) -> bool:
+    """Whether scales multiply codes, not the sums of groups, see `multiply_codes`."""
+    return group == 32 or m > 64 or (group == 64 and m > 32)
+
+
 @functools.cache
 def byte_config(
     m: int, n: int, k: int, group: int, num_sms: int, tables: int, head_dim: int = 0

@@ -42,11 +42,6 @@ def block_rows(m: int) -> int:
     return min(MOST_BLOCK_M, 1 << (m - 1).bit_length())
 
 
-def scales_codes(m: int, group: int) -> bool:
-    """Whether scales multiply numbers, not the sums of groups, see `multiply_codes`."""
-    return group == 32 or m > 64 or (group == 64 and m > 32)
-
-
 def group_rows(k: int, group: int, config: Int4Config) -> int:
     """Rows of scales that a program has in shared memory, a power of two."""
     steps = math.ceil(math.ceil(k / (256 * config.parts)) / config.split)
@@ -62,23 +57,21 @@ def shared_memory(m: int, k: int, group: int, *, zeros: bool, config: Int4Config
 
 @functools.cache
 def int4_config(
-    m: int, n: int, k: int, group: int, num_sms: int, *, zeros: bool = False,
-    codebook: bool = False, head_dim: int = 0,
-) -> Int4Config | None:  # fmt: skip
+    m: int, n: int, k: int, group: int, num_sms: int, *, zeros: bool = False, head_dim: int = 0
+) -> Int4Config | None:
     """The config for x [m, k] and W [n, k]; None where no program or workspace has the room.
 
-    codebook: codes are looked up, not integers. head_dim: 64 or 128, of heads that tiles have to
-    hold whole; 0 for none.
+    head_dim: 64 or 128, of heads that tiles have to hold whole; 0 for none.
 
     Few stages: several small programs on a multiprocessor hide each other's latency, and leave room
     for those of the next kernel, which load their words before this one has ended.
     """
-    if not (codebook or head_dim) and _runs_wide_at_once(m, n, k, group, num_sms, zeros=zeros):
+    if not head_dim and _runs_wide_at_once(m, n, k, group, num_sms, zeros=zeros):
         return WIDE
-    block_n, parts, warps = _cut(m, n, k, num_sms, codebook=codebook, head_dim=head_dim)
+    block_n, parts, warps = _cut(m, n, k, num_sms, head_dim)
     tiles, steps = math.ceil(n / block_n), math.ceil(k / (256 * parts))
     tiles *= math.ceil(m / block_rows(m))
-    few = 8 < m <= 16 and not codebook
+    few = 8 < m <= 16
     most = 3 if 8 < m <= 32 and parts == 1 else 2 if m <= 64 else 1  # programs of a multiprocessor
     if few and warps == 8:
         most = 2
@@ -89,7 +82,7 @@ def int4_config(
     many = (8 if few else 16) < m <= 32 and split > 1 and steps >= 8 * split
     found = Int4Config(block_n, parts, 3 if many else 2, split, warps)
     memory = partial(shared_memory, m, k, group, zeros=zeros)
-    if m <= 16 and not codebook:
+    if m <= 16:
         both = tiles / num_sms, programs_that_fit(found, memory)
         found = replace(found, registers=_registers(found, m, *both, group, zeros=zeros))
     if not head_dim:
@@ -160,7 +153,9 @@ def _registers(
     """The limit of registers of a thread, up to 16 rows; the others as `registers_of_one_row`."""
     if m == 1 and config.block_n == 32:
         return registers_of_one_row(share, most, group, zeros=zeros)
-    is_small = config.split == config.parts == 1 and config.block_n == 64
+    if 1 < m <= 4 and config.block_n == 32:
+        return 80
+    is_small = config.split == config.parts == 1 and config.block_n == 64 and share <= 4
     two = config.warps == 8 and config.parts < 4
     return 128 if two or is_small else None  # two programs on a multiprocessor, or four small ones
 
@@ -192,27 +187,25 @@ def _runs_wide_at_once(
     return 2 * shared_memory(m, k, group, zeros=zeros, config=WIDE) <= SHARED_MEMORY
 
 
-def _cut(
-    m: int, n: int, k: int, num_sms: int, *, codebook: bool, head_dim: int
-) -> tuple[int, int, int]:
+def _cut(m: int, n: int, k: int, num_sms: int, head_dim: int) -> tuple[int, int, int]:
     """Outputs of a tile, parts and warps, as measured."""
     if m > 64:
         return 128, 1, 8
     if head_dim > 64:
-        return head_dim, 2 if m < 2 else 1, 8 if m < 2 or m > (16 if codebook else 8) else 4
-    if m == 1 and not codebook:
+        return head_dim, 2 if m < 2 else 1, 8 if m < 2 or m > 8 else 4
+    if m == 1:
         programs = 2 * math.ceil(n / 64)
         if programs <= num_sms < 4 / 3 * programs and 3072 < k <= 4096:  # x and W in two stages
             return 64, 4, 8
         return 32 if n > 64 * num_sms and not head_dim else 64, 2, 4
-    if 8 < m <= 16 and not (codebook or head_dim) and n <= 32 * num_sms:
+    if 8 < m <= 16 and not head_dim and n <= 32 * num_sms:
         if k <= 8192 and k % 1024 == 0:  # o of 3,584 columns was slower so, others quicker
             return 64, 2, 4
     large = n > 128 * num_sms
-    in_one_round = n <= 256 * num_sms and not codebook  # four programs on a multiprocessor
-    if m > (16 if codebook else 8) or (m > 8 and k <= 8192) or (large and (m > 4 or in_one_round)):
+    in_one_round = n <= 256 * num_sms  # four programs on a multiprocessor
+    if m > 8 or (large and (m > 4 or in_one_round)):
         return 64, 1, 4
-    is_long = k > 8192 and n <= 32 * num_sms and not codebook  # four programs share a tile
+    is_long = k > 8192 and n <= 32 * num_sms  # four programs share a tile
     return 32 if large and not head_dim else 64, 2, 8 if 2 < m <= 4 and is_long else 4
 
 

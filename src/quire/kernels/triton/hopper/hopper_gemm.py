@@ -17,6 +17,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
+from quire.kernels.triton.hopper.hopper_codebooks import is_byte, store_pairs
 from quire.kernels.triton.hopper.hopper_gemm_ring import (
     ask_rows,
     ask_weight,
@@ -24,7 +25,7 @@ from quire.kernels.triton.hopper.hopper_gemm_ring import (
     multiply_tiles,
     ring_of,
 )
-from quire.kernels.triton.hopper.hopper_int4_numbers import multiply_numbers, scale_lift
+from quire.kernels.triton.hopper.hopper_int4_numbers import lift_of_scales, multiply_numbers
 from quire.kernels.triton.hopper.hopper_int4_ring import (
     STEP,
     ask_columns,
@@ -83,10 +84,11 @@ def hopper_gemm_kernel(
     the queries of [M, N] and the rest goes to the caches.
 
     GROUP: inputs that share a scale of weights in words, which w_desc has; 0 for others. CODEBOOK:
-    of four bits None, or `byte_tables` of the numbers that codes stand for; of eight, "s8" or
-    "e4m3". Without group_scale_ptr they have w_scale_ptr alone, and SCALED is true. With words
+    of four bits None, "e2m1", or `byte_tables` of the numbers that codes stand for; of eight, "s8"
+    or "e4m3". Without group_scale_ptr they have w_scale_ptr alone, and SCALED is true. With words
     TILES are parts of k, see `hopper_int4_ring`, and programs of the same W lie side by side, each
-    with BLOCK_M rows of x. SCALED: see `multiply_codes`. SCALES_FIRST: they are asked for before
+    with BLOCK_M rows of x. SCALED: scales multiply numbers, in bfloat16, as `hopper_int4_numbers`
+    has it; else sums, see `multiply_codes`. SCALES_FIRST: they are asked for before
     words, as all programs' words together would hold them up. SHARES: SPLIT if each program adds up
     the sums of a share of its tile's tokens, see `hopper_split_k`; else 1.
     """
@@ -96,7 +98,7 @@ def hopper_gemm_kernel(
     LETS_IN: gl.constexpr = PDL and (w_desc.dtype.primitive_bitwidth == 16 or GROUP > 0)
     COLUMNS: gl.constexpr = STEP * TILES if GROUP > 0 else TILES * BLOCK_K
     SLOTS: gl.constexpr = STAGES if GROUP > 0 else STAGES * TILES
-    IS_BYTES: gl.constexpr = CODEBOOK == "s8" or CODEBOOK == "e4m3"
+    AS_NUMBERS: gl.constexpr = GROUP > 0 and SCALED and not is_byte(CODEBOOK)
     m_tiles = gl.cdiv(M, BLOCK_M) if GROUP > 0 else 1
     program, first = gl.program_id(0) // m_tiles, gl.program_id(0) % m_tiles * BLOCK_M
     steps = gl.cdiv(K, COLUMNS)
@@ -129,13 +131,15 @@ def hopper_gemm_kernel(
     if group_scale_ptr is not None:
         scales = load_groups(
             group_scale_ptr, row, begin, end, N, K, TILES, BLOCK_N, GROUP, GROUP_ROWS,
-            None if IS_BYTES else scale_lift(CODEBOOK), HEAD_DIM, given,
+            lift_of_scales(CODEBOOK) if AS_NUMBERS else None, HEAD_DIM, given,
         )  # fmt: skip
     if zero_ptr is not None:
         zeros = load_groups(
             zero_ptr, row, begin, end, N, K, TILES, BLOCK_N, GROUP, GROUP_ROWS,
-            None if IS_BYTES else 0, HEAD_DIM,
+            0 if CODEBOOK is None else None, HEAD_DIM,
         )  # fmt: skip
+    if GROUP > 0 and not (AS_NUMBERS or is_byte(CODEBOOK)):
+        zeros = store_pairs(CODEBOOK)
     if PDL:  # results of the previous kernel are read from here on
         gdc_wait()
     if x_desc is not None:
@@ -307,7 +311,7 @@ def _multiply(
     SCALED: gl.constexpr, CODEBOOK: gl.constexpr, HEAD_DIM: gl.constexpr,
 ):  # fmt: skip
     """The main loop for W's type: a program's steps of its tile, [BLOCK_N, BLOCK_M]."""
-    if GROUP > 0 and not (CODEBOOK == "s8" or CODEBOOK == "e4m3"):
+    if GROUP > 0 and SCALED and not is_byte(CODEBOOK):
         return multiply_numbers(
             x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end, GROUP,
             CODEBOOK, HEAD_DIM,

@@ -1,11 +1,11 @@
 """The main loop of Hopper's GEMM of few rows with weights of four bits, unpacked in registers.
 
-Integers: the bits of a code are a subnormal number in bfloat16, code · 2^-133, or 16 times that where it lies
-four bits higher. So a LOP3 takes two codes out of a word, after a shift for every other pair, and
-one instruction for two numbers takes off the zero and multiplies by the scale: 2.3 instructions for
-two codes. Other codes are in `hopper_codebooks.py`. All numbers are rounded to bfloat16 as a
-weight's would be. Products need no scale then, so a program waits for its tensor cores once in a
-step. The ring is `hopper_int4_ring`'s.
+Numbers are rounded to bfloat16 as a weight's would be. Products need no scale then, so a program
+waits for its tensor cores once in a step. The bits of an integer are a subnormal number in
+bfloat16, code · 2^-133, or 16 times that where it lies four bits higher. So a LOP3 takes two codes
+out of a word, after a shift for every other pair, and one instruction for two numbers takes off the
+zero and multiplies by the scale: 2.3 instructions for two codes. Other codes are in
+`hopper_codebooks.py`, the ring in `hopper_int4_ring.py`.
 """
 
 from __future__ import annotations
@@ -69,26 +69,28 @@ def multiply_numbers(
         total = gl.where(block == 0, sums[0], sums[1])
     if TOGETHER > 2:
         total = gl.where(block < 2, total, gl.where(block == 2, sums[2], sums[3]))
-    return own_columns(total / lift(CODEBOOK), PARTS, BLOCK_M)
+    return own_columns(total * _lift(CODEBOOK), PARTS, BLOCK_M)
 
 
 @gluon.constexpr_function
-def scale_lift(codebook):
-    """By what scales are multiplied, so that bits of codes times scales are no subnormal numbers."""
+def lift_of_scales(codebook):
+    """What scales are multiplied by, as bits of codes are numbers far too small.
+
+    Times such scales numbers are too small still, by `_lift`.
+    """
     return {None: 2.0**112, "e2m1": 2.0**63}.get(codebook, 1.0)
 
 
 @gluon.constexpr_function
-def lift(codebook):
-    """By what numbers are too large, with such scales."""
-    return {None: 2.0**-21, "e2m1": 2.0**-63}.get(codebook, 1.0)
+def _lift(codebook):
+    return {None: 2.0**21, "e2m1": 2.0**63}.get(codebook, 1.0)
 
 
 @gluon.jit
 def _block(
     words, zeros, scales, step, GROUP: gl.constexpr, CODEBOOK: gl.constexpr, B: gl.constexpr
 ):  # fmt: skip
-    """Block B of a step's four blocks of 64 columns: bfloat16 [rows, 64] times `lift`."""
+    """Block B of a step's four blocks of 64 columns: bfloat16 [rows, 64] divided by `_lift`."""
     GROUPS: gl.constexpr = 256 // GROUP
     layout: gl.constexpr = words.type.layout
     in_rows: gl.constexpr = gl.SliceLayout(1, layout)

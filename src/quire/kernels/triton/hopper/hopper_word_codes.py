@@ -1,6 +1,7 @@
-"""The main loop of Hopper's GEMM of few rows with weights of eight bits, two words for 8 columns.
+"""The main loop of Hopper's GEMM of few rows with bytes, or with pairs of NF4's codes.
 
-Codes are dequantized by `hopper_byte_codes`. The ring is `hopper_int4_ring`'s.
+Bytes become numbers by `hopper_byte_codes`, pairs by `hopper_codebooks`. The ring is
+`hopper_int4_ring`'s.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from quire.kernels.triton.hopper.hopper_byte_codes import dequantize
+from quire.kernels.triton.hopper.hopper_codebooks import is_byte, load_pairs
 from quire.kernels.triton.hopper.hopper_gemm_ring import sums_layout
 from quire.kernels.triton.hopper.hopper_int4_ring import ask_columns, ask_words, own_columns
 from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
@@ -21,8 +23,8 @@ from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
 
 @gluon.jit
 def _block(
-    words, zeros, scales, step, GROUP: gl.constexpr, SCALED: gl.constexpr, CODEBOOK: gl.constexpr,
-    B: gl.constexpr,
+    words, zeros, scales, step, GROUP: gl.constexpr, SCALED: gl.constexpr,
+    CODEBOOK: gl.constexpr, B: gl.constexpr,
 ):  # fmt: skip
     """Block B of a step's four blocks of 64 columns: bfloat16 [rows, 64], from registers alone."""
     GROUPS: gl.constexpr = 256 // GROUP
@@ -31,7 +33,7 @@ def _block(
     first = step * GROUPS + 64 * B // GROUP
     last = step * GROUPS + (64 * B + 32) // GROUP
     zero, other_zero, scale, other_scale = None, None, None, None
-    if zeros is not None:
+    if zeros is not None and is_byte(CODEBOOK):
         zero = zeros.index(first).load(in_rows)[:, None]
         other_zero = zero
         if GROUP == 32:
@@ -41,7 +43,10 @@ def _block(
         other_scale = scale
         if GROUP == 32:
             other_scale = scales.index(last).load(in_rows).to(gl.bfloat16)[:, None]
-    one, other = dequantize(words, zero, other_zero, scale, other_scale, B % 2, CODEBOOK)
+    if is_byte(CODEBOOK):
+        one, other = dequantize(words, zero, other_zero, scale, other_scale, B % 2, CODEBOOK)
+    else:
+        one, other = load_pairs(words, zeros, B)
     halves = gl.join(one, other)
     return gl.convert_layout(halves.permute((0, 2, 1)).reshape([words.shape[0], 64]), layout)
 
@@ -55,6 +60,7 @@ def multiply_codes(
 
     SCALED: scales multiply the codes, in bfloat16, not the sums of a group in float32; so it has to
     be for groups of 32, and with many rows of x, for which there are no registers for two sums.
+    zeros: of bytes; else as `store_pairs` returns it.
     """
     PARTS: gl.constexpr = x_desc.block_type.shape[1]
     BLOCK_N: gl.constexpr = ring.shape[len(ring.shape) - 2]
@@ -82,8 +88,8 @@ def multiply_codes(
         words = words_of.index(slot * WORDS).load(operand)
         if SUMS == 1:
             for i in gl.static_range(4):
-                if WORDS == 2 and i == 2:
-                    words = words_of.index(slot * WORDS + 1).load(operand)
+                if i == 2:
+                    words = words_of.index(2 * slot + 1).load(operand)
                 a = _block(words, zeros, scales, step, GROUP, SCALED, CODEBOOK, i)
                 x = x_blocks.index(slot * 4 + i).permute((1, 0))
                 total = warpgroup_mma(a, x, total, is_async=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 from quire.kernels.byte_operands import BlockRows, ByteWords, Fp8Blocks, Int8Blocks
 from quire.kernels.operands import RoundedRows, Rows
 from quire.kernels.triton.gemm.block_config import MOST_INPUTS, block_config
-from quire.kernels.triton.gemm.byte_config import byte_config
+from quire.kernels.triton.gemm.byte_config import byte_config, scales_codes
 from quire.kernels.triton.gemm.byte_rows_config import ByteRowsConfig, byte_rows_config
 from quire.kernels.triton.gemm.int4_config import Int4Config
 from quire.kernels.triton.launch.workspace import workspace
@@ -78,6 +78,9 @@ class _ByteWordsLinear(WordsLinear[ByteWords]):
 
         boxes = byte_boxes(weight.words, config.parts, config.block_n)
         return boxes, weight.row_scale, weight.codes
+
+    def scales_numbers(self, num_rows: int, weight: ByteWords) -> bool:
+        return scales_codes(num_rows, weight.group)
 
     def dequantize(self, weight: ByteWords, out: Tensor) -> Tensor:
         return dequantize_words(weight, out)

@@ -29,6 +29,7 @@ from quire.kernels.triton.gemm.int4_config import (
     int4_config,
 )
 from quire.kernels.triton.gemm.int4_rows_config import Int4RowsConfig, int4_rows_config
+from quire.kernels.triton.gemm.table_config import has_table, table_config
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.fp8_linear import many_rows
 from quire.kernels.triton.ops.gpu_linear import Config
@@ -69,15 +70,15 @@ class _Int4Linear(WordsLinear[Int4Words]):
 
     def ring_config(self, num_rows: int, weight: Int4Words, head_dim: int = 0) -> Int4Config | None:
         n, num_sms = len(weight.words), workspace(weight.words.device).num_sms
-        return int4_config(
-            num_rows, n, weight.inputs, weight.group, num_sms, zeros=weight.zeros is not None,
-            codebook=weight.codebook is not None, head_dim=head_dim,
-        )  # fmt: skip
+        shape = num_rows, n, weight.inputs, weight.group, num_sms
+        if not self.scales_numbers(num_rows, weight):
+            return table_config(*shape, head_dim)
+        return int4_config(*shape, zeros=weight.zeros is not None, head_dim=head_dim)
 
     def rope_config(self, x: ResidualState, weight: Int4Words, rope: RopeWriteKV) -> Config | None:
         """See `GpuLinear`. Norms, and scales of keys and values, are those of whole heads."""
         m, n, found = len(x.residual), len(weight.words), None
-        if rope.norms is None and rope.scales is None and weight.codebook is None:
+        if rope.norms is None and rope.scales is None and weight.codebook != "nf4":
             found = half_heads_config(
                 m, n, weight.inputs, weight.group, workspace(weight.words.device).num_sms,
                 rope.head_dim, zeros=weight.zeros is not None,
@@ -88,7 +89,10 @@ class _Int4Linear(WordsLinear[Int4Words]):
         from quire.kernels.triton.hopper.hopper_int4_ring import word_boxes
 
         boxes = word_boxes(weight.words, config.parts, config.block_n)
-        return boxes, None, "e2m1" if weight.codebook == "mxfp4" else _tables(weight, torch.bfloat16)
+        return boxes, None, ring_codebook(weight.codebook)
+
+    def scales_numbers(self, num_rows: int, weight: Int4Words) -> bool:
+        return weight.codebook != "nf4" or not has_table(num_rows, weight.group)
 
     def dequantize(self, weight: Int4Words, out: Tensor) -> Tensor:
         return dequantize_int4(weight, out)
@@ -113,7 +117,8 @@ def in_fp8(x: RoundedRows, weight: Int4Words, bias: Tensor | None) -> Tensor:
     if config is not None:
         from quire.kernels.triton.hopper.hopper_int4_rows import multiply_rows_int4
 
-        return multiply_rows_int4(x, weight, bias, config, _tables(weight, torch.float16))
+        tables = weight.codebook and byte_tables(weight.codebook, torch.float16)
+        return multiply_rows_int4(x, weight, bias, config, tables)
 
     def multiply(codes: Tensor, rows: slice) -> Tensor:
         return many_rows(x, codes, weight.row_scale[rows], _part(bias, rows))
@@ -121,8 +126,11 @@ def in_fp8(x: RoundedRows, weight: Int4Words, bias: Tensor | None) -> Tensor:
     return _by_pieces(weight, torch.float8_e4m3fn, multiply)
 
 
-def _tables(weight: Int4Words, dtype: torch.dtype) -> str | None:
-    return None if weight.codebook is None else byte_tables(weight.codebook, dtype)
+def ring_codebook(codebook: str | None) -> str | None:
+    """CODEBOOK of the ring: numbers of MXFP4 are made of their bits, others looked up."""
+    if codebook is None or codebook == "mxfp4":
+        return codebook and "e2m1"
+    return byte_tables(codebook, torch.bfloat16)
 
 
 def _rows_config(rows: int, weight: Int4Words) -> Int4RowsConfig | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from quire.kernels.byte_operands import ByteWords
 from quire.kernels.operands import Int4Words, ResidualState, RopeWriteKV, Rows
 from quire.kernels.triton.gemm.gemm_tuning import holds_whole_heads
-from quire.kernels.triton.gemm.int4_config import Int4Config, block_rows, group_rows, scales_codes
+from quire.kernels.triton.gemm.int4_config import Int4Config, block_rows, group_rows
 from quire.kernels.triton.gemm.split_k_config import shares_of
 from quire.kernels.triton.launch.row_memory import whole_boxes
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
@@ -35,6 +35,10 @@ class WordsLinear(GpuLinear[V]):
     @abstractmethod
     def ring_operands(self, weight: V, config: Int4Config) -> tuple[Any, Tensor | None, Any]:
         """(a TMA descriptor of the words, scales of outputs, the kernel's CODEBOOK)."""
+
+    @abstractmethod
+    def scales_numbers(self, num_rows: int, weight: V) -> bool:
+        """Whether scales multiply numbers, not the sums of groups."""
 
     @abstractmethod
     def dequantize(self, weight: V, out: Tensor) -> Tensor:
@@ -117,7 +121,7 @@ class WordsLinear(GpuLinear[V]):
             BLOCK_N=config.block_n, STAGES=config.stages, SPLIT=config.split,
             SHARES=shares_of(config.split, block_m, triton.cdiv(m, block_m), num_sms, tokens=8),
             TILES=config.parts, CHUNK=0, maxnreg=config.registers, GROUP=group, CODEBOOK=codebook,
-            SCALED=weight.scale is None or scales_codes(m, group),
+            SCALED=weight.scale is None or self.scales_numbers(m, weight),
             GROUP_ROWS=group_rows(weight.inputs, group, config),
             SCALES_FIRST=codebook is None and m <= SCALES_FIRST, **flags,
         )  # fmt: skip
