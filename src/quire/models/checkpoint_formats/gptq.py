@@ -83,6 +83,8 @@ class GptqLinear(IntegerLinear):
         from quire.models.checkpoint_formats.integer_rows import IntegerRows, words_as_rows
 
         codes = words_as_rows(tensors["qweight"].t())
+        if self.is_ordered and bool((tensors["g_idx"] < 0).any()):  # as if they were in order
+            raise ValueError("its g_idx has inputs of no group; download the file again")
         permutation = permutation_of(tensors["g_idx"]) if "g_idx" in tensors else None
         if permutation is not None:
             codes = in_order(codes, permutation, self.bits)
