@@ -322,6 +322,17 @@ def test_ignored_modules_stay_with_all_parts_of_their_weight(base: Path, tmp_pat
     )
 
 
+@pytest.mark.parametrize("method", ["rtn", "autoround", "int8", "fp8", "nf4", "mxfp4"])
+def test_weights_that_no_scale_holds_are_refused(base: Path, tmp_path: Path, method: str) -> None:
+    """Finite ones, as of a flipped bit: their scales are not, or no reader takes them."""
+    model = shutil.copytree(base, tmp_path / "base")
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.layers.1.self_attn.o_proj.weight"][3, 5] = 1e36
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"1\.self_attn\.o_proj: a weight is 1e\+36, which"):
+        quantize(model, tmp_path / "out", Recipe(method=method, group_size=32, steps=2))
+
+
 @pytest.mark.parametrize("key", ["dynamic", "modules_in_block_to_quantize"])
 def test_each_list_of_a_gptq_config_names_what_is_quantized(
     base: Path, tmp_path: Path, key: str
