@@ -102,7 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 16])
     parser.add_argument(
-        "--formats", nargs="*", default=["int4", "int4_128", "nf4", "mxfp4", "w8a16", "fp8_w8a16"]
+        "--formats", nargs="*", default=["int4", "int4_128", "mxfp4", "w8a16", "fp8_w8a16"]
     )
     parser.add_argument("--models", nargs="*", default=MODELS, help="of benchmarks/gpu_shapes.py")
     parser.add_argument("--workers", type=int, default=1)

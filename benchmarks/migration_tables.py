@@ -64,7 +64,7 @@ def _meaning(row: ForeignName) -> str:
         taken += [] if row.repeats is None else [f"the value of `{row.repeats}`"]
         taken = ["what asks for nothing", *taken[len(NOTHING) :]] if _is_family(row) else taken
         parts.append(f"{' or '.join(taken) or 'refused'}: {row.text}; {row.fix}")
-    elif not row.others:
+    elif row.text and not row.others:
         parts.append(f"others refused: {row.text}; {row.fix}")
     return "; ".join(parts).replace("|", "\\|")
 

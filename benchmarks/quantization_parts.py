@@ -24,8 +24,7 @@ from quantization_methods import brief, training_windows
 from quantization_quality import read_samples
 from torch import Tensor
 
-from quire.compress.float_grid import FloatGrid
-from quire.compress.integer_grid import IntegerGrid
+from quire.compress.code_grids import FloatGrid, IntegerGrid
 from quire.compress.model_parts import ModelParts, linears_of, set_linear, set_weight, weight_of
 from quire.compress.quantize_model import Quantization
 from quire.compress.quantized_rows import nearest, nearest_fp8

@@ -12,7 +12,16 @@ from typing import Any, cast
 
 import pytest
 
-from quire.background import MODULE, NICENESS, BackgroundThreads, hurry, is_hurried, lower_priority
+from quire.background import (
+    MODULE,
+    NICENESS,
+    BackgroundThreads,
+    LazyThreads,
+    hurry,
+    is_hurried,
+    lower_priority,
+)
+from quire.errors import OverloadedError
 from quire.tokenizer.encoder import Encoder
 from quire.tokenizer.pattern_check import QUICK_CHARS
 
@@ -78,3 +87,25 @@ def test_a_module_is_imported_behind_others_and_runs_beside_them(
     )
     before = _niceness()
     assert run.stdout.split() == [str(min(19, before + NICENESS)), str(before)]
+
+
+def test_where_no_thread_can_be_started_work_waits_for_one_or_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads, done, may_end = LazyThreads(2, "test"), list[str](), threading.Event()
+    with monkeypatch.context() as none_left:
+        none_left.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(OverloadedError, match="no thread could be started"):
+            threads.submit(done.append, "refused")
+    first = threads.submit(may_end.wait, 60)
+    with monkeypatch.context() as none_left:
+        none_left.setattr(threading.Thread, "start", refuse)
+        second = threads.submit(done.append, "later")
+    may_end.set()
+    assert first.result(60)
+    second.result(60)
+    threads.shutdown()
+    assert done == ["later"]

@@ -133,6 +133,7 @@ FORBIDDEN_CALLS = {
     "eval": "never evaluate text",
     "exec": "never evaluate text",
     "torch.load": NO_PICKLE,
+    "asyncio.wait_for": "in Python 3.11 it may swallow a cancellation: use asyncio.timeout",
 }
 
 FORBIDDEN_IMPORTS = {

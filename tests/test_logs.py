@@ -84,6 +84,21 @@ def line(level: int, text: str) -> logging.LogRecord:
     return logging.LogRecord("quire.x", level, "f.py", 1, text, None, None)
 
 
+def test_lines_wait_until_a_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    reader = Reader()
+    reader.is_open.set()
+    handler = handler_of(reader)
+    with monkeypatch.context() as none_left:
+        none_left.setattr(threading.Thread, "start", refuse)
+        handler.handle(line(logging.INFO, "first"))
+    handler.handle(line(logging.INFO, "second"))
+    handler.flush()
+    assert reader.text == "first\nsecond\n"
+
+
 def test_lines_come_in_their_order_and_whole() -> None:
     reader = Reader()
     reader.is_open.set()

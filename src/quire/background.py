@@ -22,6 +22,8 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 
+from quire.errors import OverloadedError
+
 MODULE = "quire.background"
 # Where all cores are busy, work in the background gets a tenth of the time of other work.
 NICENESS = 10
@@ -97,11 +99,34 @@ def lower_priority(process: int = 0, steps: int = NICENESS) -> None:
         os.setpriority(os.PRIO_PROCESS, process, min(19, usual + steps))
 
 
-class BackgroundThreads(ThreadPoolExecutor):
+class LazyThreads(ThreadPoolExecutor):
+    """Threads that are started when first needed, where the system may have none left.
+
+    With fewer of them work takes longer; `submit` raises OverloadedError while there is none.
+    """
+
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            if not self._threads:
+                self._work_queue.get_nowait()  # else it would run later, though it was refused
+                raise no_thread() from None
+
+
+class BackgroundThreads(LazyThreads):
     """Threads for Python code beside an event loop."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         super().__init__(num_threads, name, partial(setattr, _here, "is_background", True))
+
+
+def no_thread() -> OverloadedError:
+    """The error of work for which no thread can be started."""
+    return OverloadedError(
+        "no thread could be started; send the request again later, or raise the server's limit of "
+        "threads"
+    )
 
 
 def is_background() -> bool:

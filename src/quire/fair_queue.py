@@ -46,7 +46,7 @@ class FairExecutor:
     ) -> T:
         """The result of the work, once it was the caller's turn.
 
-        Raises TimeoutError, DrainingError after `close`, and RuntimeError where no thread can be
+        Raises TimeoutError, DrainingError after `close`, and OverloadedError where no thread can be
         started.
 
         max_wait: seconds. expected: seconds that it may take; quicker work goes first. A

@@ -60,8 +60,14 @@ class LineWriter:
             if hurry or before < _AT_ONCE <= after:
                 self._hurry.put(None)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="quire-log", daemon=True)
-                self._thread.start()
+                self._start_thread()
+
+    def _start_thread(self) -> None:
+        """Start the thread; the next line tries again where the system has none left."""
+        thread = threading.Thread(target=self._run, name="quire-log", daemon=True)
+        with suppress(RuntimeError):
+            thread.start()
+            self._thread = thread
 
     @property
     def _num_waiting(self) -> int:

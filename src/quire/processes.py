@@ -49,11 +49,16 @@ def check_process(maker: int, what: str) -> None:
     the sentence's subject and verb.
     """
     if os.getpid() != maker:
-        raise ConfigError(
-            f"{what} in the process that this one was forked from, and a fork has none of its "
-            "threads; make an LLM in each process that uses one, and none before the fork, or "
-            "start processes with multiprocessing.get_context('spawn')"
-        )
+        raise forked_error(what)
+
+
+def forked_error(what: str) -> ConfigError:
+    """The error of what cannot work in a forked process, after the subject and verb `what`."""
+    return ConfigError(
+        f"{what} in the process that this one was forked from, and a fork has none of its "
+        "threads; make an LLM in each process that uses one, and none before the fork, or "
+        "start processes with multiprocessing.get_context('spawn')"
+    )
 
 
 def is_alive(pid: int) -> bool:

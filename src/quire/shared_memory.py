@@ -6,6 +6,7 @@ touches it (SIGBUS). For the same reason a page is allocated before it is mapped
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import sys
@@ -25,7 +26,8 @@ def create_shared_memory() -> int:
 
 def clear_page(memory: int, number: int) -> None:
     """Allocate a page, and fill it with zeros. Raises OSError if there is no room for it."""
-    os.pwrite(memory, bytes(PAGE_BYTES), number * PAGE_BYTES)
+    if os.pwrite(memory, bytes(PAGE_BYTES), number * PAGE_BYTES) < PAGE_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # there was room for a part
 
 
 def map_page(memory: int, number: int, *, writable: bool = False) -> mmap.mmap:

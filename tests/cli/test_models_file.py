@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from quire.cli import main
 from quire.cli.models_file import ConfigFile
 from quire.cli.serve import make_parser, model_plans, read_config, server_settings
+from quire.compat.names_table import NAMES
+from quire.compat.own_options import OPTION_SCOPES
 from quire.config import iter_options
 from quire.engine.processes.fleet_model import ModelSpec
 from quire.errors import ConfigError, FileError
@@ -235,6 +238,12 @@ def test_a_file(tmp_path: Path) -> None:
             4,
             r"models\[0\]: name and alias both set its name; use one of them",
         ),
+        (
+            "models:\n  - model: a\n    port: 9\n",
+            3,
+            r"models\[0\]: port is for the whole server; write it outside of models",
+        ),
+        ("load_in_4bit: x\n", 1, "load_in_4bit 'x' is not supported; set it to true or false"),
         ("models:\n  - model: a\n\n    load: later\n", 4, "load must be one of at_start"),
         ("models:\n  - model: a\n    model: b\n", 3, "model is set twice"),
         ("models:\n  - model: a\n  - model: b\n    name: a\n", 3, "two models have the name 'a'"),
@@ -386,6 +395,23 @@ def test_every_option_may_stand_in_the_file(
     assert [p.name for p in plans("--model", "a=x", "--model", "b=y", "--config", str(file))] == [
         "a", "b",
     ]  # fmt: skip
+
+
+def test_names_of_other_engines_mean_the_same_in_the_list_of_models(tmp_path: Path) -> None:
+    file, own = tmp_path / "models.yaml", {option.name: option for _, option in iter_options()}
+    rows = [row for scope in OPTION_SCOPES for row in NAMES[scope] if row.same_as in own]
+    for row in (row for row in rows if row.same_as not in ("model", "served_model_name")):
+        value = next(iter(row.values), other_value(own[str(row.same_as)]))
+        line = json.dumps({row.name: value})[1:-1]
+        file.write_text(f"model: a\nserved-model-name: a\n{line}\n")
+        alone = settings_of("--config", str(file))
+        file.write_text(f"models: [{{model: a, {line}}}]\n")
+        listed = settings_of("--config", str(file))
+        if alone[0] == "refused":  # by its value, of a model that is not there
+            assert listed[0] == "refused", row.name
+            assert "unknown option" not in listed[1]
+        else:
+            assert listed[1][0].config == alone[1][0].config, row.name
 
 
 def test_a_name_and_a_load_of_null_are_left_out(tmp_path: Path) -> None:

@@ -291,12 +291,15 @@ def test_serve_takes_command_lines_of_other_engines(capsys: pytest.CaptureFixtur
         ("--ctx-size", "^--ctx-size: its value is missing; write it after"),
         ("--numa-bind-nodes --port 9000", "^--numa-bind-nodes: its value is missing"),
         ("x --cudagraph-capture-sizes --port=9", "^--cudagraph-capture-sizes: its value is"),
+        ("-c 4096 -np auto", "must be an integer"),
+        ("--load-in-4bit=x", "^--load-in-4bit 'x' is not supported; set it to true or false"),
         ("x --swap-space -tp 1", "^--swap-space: its value is missing"),
     ],
 )
-def test_serve_refuses_by_name(line: str, text: str) -> None:
+def test_serve_refuses_by_name(line: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match=text):
         serve.make_parser().parse(line.split())
+    assert not capsys.readouterr().err  # notes are on what runs
 
 
 @pytest.mark.parametrize("line", ["-m --prompt a", "--prompt a -m"])

@@ -22,7 +22,7 @@ from quire import LLM
 from quire.cli import model_speed
 from quire.cli.model_speed import measure_speed
 from quire.cli.quality_table import layer_bars, print_report
-from quire.compress.quality_check import PLOT_FILE, check_quality
+from quire.compress.quality_check import PLOT_FILE, check_quality, check_writable, store_report
 from quire.compress.quality_plot import svg
 from quire.compress.recipe import Recipe
 from quire.compress.task_answers import Task, count_right
@@ -57,7 +57,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def check(folders: tuple[Path, Path], limits: QualityLimits) -> dict:
     """Measure and store the report."""
     tasks = [Task(ids, 10) for ids in SAMPLES.verification]
-    return check_quality(*folders, SAMPLES, tasks, limits, torch.device("cpu"), lambda *_: None)
+    check_writable(folders[1])
+    report = check_quality(*folders, SAMPLES, tasks, limits, torch.device("cpu"), lambda *_: None)
+    store_report(folders[1], report)
+    return report
 
 
 def start(folder: Path, gate: str) -> object:
@@ -399,6 +402,10 @@ def test_table_and_picture_show_each_layer(
     print_report(report)
     out = capsys.readouterr().out
     assert "perplexity" in out
+    assert f"text, tokens          │ {report['tokens']}" in out
+    assert "intervals are too narrow, as they are of 4 windows of text; take more (--s" in out
+    print_report(report | {"windows": 10})
+    assert "too narrow" not in capsys.readouterr().out
     assert "FAILED" in out
     assert f"right answers         │ {report['tasks']['right_quantized']} / 4" in out
     assert len(list(layer_bars(report["layers"]))) == 2
@@ -415,6 +422,7 @@ def test_speed_and_memory_stand_beside_quality(
     }
     device = torch.device("cpu")
     report = check_quality(*folders, SAMPLES, [], LOOSE, device, lambda *_: None, measured)
+    store_report(folders[1], report)
     assert read_report(folders[1])["speed"] == measured
     print_report(report)
     out = capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -56,13 +57,33 @@ def test_rounding_to_the_nearest_runs_no_text_and_a_finished_run_says_so(
         verify.run([str(tmp_path / "out"), "quire-tiny", *TEXT])  # which would then be refused
 
 
-@pytest.mark.parametrize(("flag", "notes"), [("--no-symmetric", 1), ("--symmetric", 0)])
-def test_packed_zero_points_are_said_to_need_an_option_in_transformers(
+def test_a_disk_that_is_full_at_the_end_costs_no_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    out = str(tmp_path / "out")
+    assert quantize.run(["quire-tiny", "--method", "nf4", "--out", out, "--no-verify"]) == 0
+    monkeypatch.setattr(quality_check, "write_report", full)
+    assert main(["verify", "quire-tiny", out, *TEXT]) == 2
+    said = capsys.readouterr()
+    assert "perplexity, quantized" in said.out
+    assert "not stored in" in said.out
+    assert "(No space left on device); free some space" in said.err
+
+
+@pytest.mark.parametrize(
+    ("flag", "notes"), [("--no-symmetric", 1), ("--symmetric", 0), ("--group-size=48", 0)]
+)
+def test_notes_say_what_a_loader_makes_of_the_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, notes: int
 ) -> None:
     command = ["quire-tiny", "--method", "rtn", "--format", "compressed-tensors", "--no-verify"]
     assert quantize.run([*command, "--out", str(tmp_path / "out"), flag]) == 0
-    assert capsys.readouterr().err.count("CompressedTensorsConfig(dequantize=True)") == notes
+    said = capsys.readouterr().err
+    assert said.count("CompressedTensorsConfig(dequantize=True)") == notes
+    assert ("note: groups of 48 are not a multiple of 32" in said) == ("48" in flag)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import FAMILIES, SAMPLES, SIZES, quantize, write_model
+from tiny_models import FAMILIES, SAMPLES, SIZES, quantize, write_embedding_model, write_model
 from torch import Tensor
 
 from quire.cli.quality_table import print_report
@@ -36,7 +36,7 @@ from quire.kernels.formats.nf4 import NF4
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.config.model_config import ModelConfig
 from quire.models.config.pooling_config import DEFAULT_FOLDER, read_pooling
-from quire.models.loading.loader import load_unsaved
+from quire.models.loading.loader import check_tensors, load_unsaved
 
 CPU = torch.device("cpu")
 _DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -131,12 +131,13 @@ def test_modules_are_found_by_structure(tmp_path: Path, family: str) -> None:
         assert stored[name].shape == plain[name].shape
 
 
+def stop_at_1(_: str, done: int, __: int) -> None:
+    if done == 1:
+        raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("method", ["rtn", "gptq", "smoothquant", "awq+autoround"])
 def test_a_run_taken_up_makes_equal_bytes(base: Path, tmp_path: Path, method: str) -> None:
-    def stop_at_1(_: str, done: int, __: int) -> None:
-        if done == 1:
-            raise KeyboardInterrupt
-
     settings = {"steps": 2} if "autoround" in method else {}
     recipe = Recipe(method=method, group_size=32, **settings)
     with pytest.raises(KeyboardInterrupt):
@@ -243,7 +244,7 @@ def test_a_pooling_that_is_not_known_costs_its_figure_alone(
     report = compare_models(*both, SAMPLES.verification, [], lambda *_: None)
     assert "pooled_cosine" not in report
     assert "hidden_cosine" in report
-    named = {"base": "base", "quantized": "out", "failures": [], "passed": True}
+    named = {"base": "base", "quantized": "out", "text": "random", "failures": [], "passed": True}
     print_report(report | named)
 
 
@@ -302,6 +303,48 @@ def test_a_run_is_not_taken_up_with_other_weights_of_the_same_size(
         quantize(model, tmp_path / "out", recipe)
 
 
+def test_a_run_is_not_taken_up_with_another_config_of_the_model(base: Path, tmp_path: Path) -> None:
+    """By which the layers that are left would be calibrated, and all would be served."""
+    recipe, model = Recipe(method="gptq", group_size=32), shutil.copytree(base, tmp_path / "base")
+    with pytest.raises(KeyboardInterrupt):
+        quantize(model, tmp_path / "out", recipe, stop_at_1)
+    file = model / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"rms_norm_eps": 0.1}))
+    with pytest.raises(ConfigError, match="another model, text or settings"):
+        quantize(model, tmp_path / "out", recipe)
+    file.write_text(json.dumps(dict(reversed(config.items()))))
+    quantize(model, tmp_path / "out", recipe)
+
+
+def test_a_run_that_another_process_goes_on_with_is_left_to_it(base: Path, tmp_path: Path) -> None:
+    """Each would write over the other's unfinished files."""
+    recipe, out = Recipe(method="rtn", group_size=32), tmp_path / "out"
+
+    def start_another(*_: object) -> None:
+        before = files_of(out)
+        with pytest.raises(ConfigError, match="another quire quantize writes to"):
+            quantize(base, out, recipe)
+        assert files_of(out) == before
+
+    quantize(base, out, recipe, start_another)
+    assert Quantization(base, out, recipe, SAMPLES, CPU).is_finished
+
+
+@pytest.mark.parametrize("method", ["rtn", "gptq"])
+def test_a_file_that_was_cut_off_is_written_again(base: Path, tmp_path: Path, method: str) -> None:
+    """As one may be after a system went down, though it has its name only once it is written."""
+    recipe, device = Recipe(method=method, group_size=32), torch.device("cpu")
+    run = Quantization(base, tmp_path / "out", recipe, SAMPLES, device)
+    run.run(lambda *_: None)
+    whole = files_of(tmp_path / "out")
+    for size in (0, 1000):
+        os.truncate(run.files.path(0), size)
+        assert not run.is_finished
+        run.run(lambda *_: None)
+        assert files_of(tmp_path / "out") == whole
+
+
 def test_ignored_modules_stay_with_all_parts_of_their_weight(base: Path, tmp_path: Path) -> None:
     quantize(base, tmp_path, Recipe(method="rtn", group_size=32, ignore=("*.1.*.k_proj",)))
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
@@ -349,6 +392,19 @@ def test_each_list_of_a_gptq_config_names_what_is_quantized(
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert all(torch.equal(wanted[name], each) for name, each in weights(tmp_path).items())
+
+
+@pytest.mark.parametrize("method", ["rtn", "awq", "gptq", "int8", "fp8", "nf4", "mxfp4"])
+def test_ignored_modules_of_a_model_without_a_head(tmp_path: Path, method: str) -> None:
+    """Whose names lack a part, in its files and in what its config file says of them."""
+    write_embedding_model(tmp_path / "base")
+    recipe = Recipe(method=method, group_size=32, ignore=("layers.1.self_attn.*",))
+    quantize(tmp_path / "base", tmp_path / "out", recipe)
+    ours, plain = weights(tmp_path / "out"), weights(tmp_path / "base")
+    same = {name for name, weight in ours.items() if torch.equal(weight, plain[name])}
+    assert same >= {"1.self_attn.qkv_proj", "1.self_attn.o_proj"}
+    assert not same & {"0.self_attn.qkv_proj", "0.self_attn.o_proj", "1.mlp.gate_up_proj"}
+    check_tensors(tmp_path / "out", ModelConfig.from_folder(tmp_path / "out"))
 
 
 @pytest.mark.parametrize(

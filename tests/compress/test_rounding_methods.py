@@ -10,12 +10,15 @@ from tiny_models import FAMILIES, SAMPLES, quantize, write_model
 
 from quire.compress.block_error import BlockError
 from quire.compress.clipping import clipped_scales
-from quire.compress.float_grid import FloatGrid
+from quire.compress.code_grids import FloatGrid, IntegerGrid
 from quire.compress.foldings import foldings
 from quire.compress.hessian_rounding import HessianRounding
-from quire.compress.input_errors import corrected
-from quire.compress.input_statistics import ExactLayer, InputStatistics, input_statistics
-from quire.compress.integer_grid import IntegerGrid
+from quire.compress.input_statistics import (
+    ExactLayer,
+    InputStatistics,
+    corrected,
+    input_statistics,
+)
 from quire.compress.layer_rounding import grid_of
 from quire.compress.layer_stream import LayerRunner
 from quire.compress.learned_rounding import LearnedWeight, RoundingLearner, relative_error
@@ -379,5 +382,5 @@ def test_corrected_weights_come_closer_to_the_base_model(
         return float(report["kl_divergence"]["mean"])
 
     with_correction = divergence(tmp_path / "corrected")
-    monkeypatch.setattr("quire.compress.input_errors._SHARE", 0.0)
+    monkeypatch.setattr("quire.compress.input_statistics._SHARE", 0.0)
     assert with_correction < 0.8 * divergence(tmp_path / "plain")

@@ -55,6 +55,13 @@ def write_model(
     return model
 
 
+def write_embedding_model(folder: Path) -> None:
+    """Save a model without a head, whose tensors' names do not begin with "model."."""
+    torch.manual_seed(3)
+    model = transformers.Qwen3Model(transformers.Qwen3Config(**SIZES)).to(torch.bfloat16)
+    model.save_pretrained(folder)
+
+
 def text(seed: int, count: int, length: int = 48) -> list[list[int]]:
     """Random token ids in windows."""
     drawn = torch.Generator().manual_seed(seed)

@@ -358,7 +358,28 @@ def test_calls_in_a_forked_process_are_refused() -> None:
     fix = r"; make an LLM in each process that uses one, and none before .*get_context\('spawn'\)$"
     for line in lines[:-1]:
         assert re.match("ConfigError this LLM was made in the process .*" + fix, line), line
-    assert re.match("ConfigError PyTorch has run a model in the process .*" + fix, lines[-1]), lines
+    assert re.match("ConfigError PyTorch has run .*in the process .*" + fix, lines[-1]), lines
+
+
+FORKED_TORCH = """
+import os, torch
+torch.set_num_threads(2)
+if RUNS:
+    torch.ones(1 << 20).exp_()
+if child := os.fork():
+    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+from quire import LLM
+LLM(dtype="float16", threads=2, num_blocks=64)  # with PyTorch and its OpenMP
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists threads")
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_fork_of_a_program_that_has_run_pytorch_is_refused(runs: bool) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", f"RUNS = {runs}" + FORKED_TORCH]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == runs, done
+    assert ("ConfigError: PyTorch has run in the process that" in done.stderr) == runs, done
 
 
 def test_prompts_are_cut_at_their_start(llm: LLM) -> None:

@@ -35,7 +35,7 @@ from quire.engine.startup.resolved_config import ResolvedConfig
 from quire.kernels.dispatch import kernels_for
 from quire.kvcache import kv_storage
 from quire.layers.forward_context import Heartbeat
-from quire.models.runtimes.torch_model import CausalLM
+from quire.models.families.llama import LlamaForCausalLM
 from quire.sampling.logit_blocks import Rows
 from quire.sampling.sampler import Sampler
 from quire.sampling.sampling_state import SamplingState
@@ -111,7 +111,7 @@ class Overlapped(GpuBackend):
 def overlap(monkeypatch: pytest.MonkeyPatch) -> Callable[[Record | None], None]:
     """Have engines that are started from then on overlap their steps."""
 
-    def backend(resolved: ResolvedConfig, model: CausalLM, *_: object) -> Overlapped:
+    def backend(resolved: ResolvedConfig, model: LlamaForCausalLM, *_: object) -> Overlapped:
         return Overlapped(resolved, model, torch.device("cpu"))
 
     def from_now_on(record: Record | None) -> None:

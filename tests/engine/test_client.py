@@ -145,6 +145,29 @@ def test_the_failure_of_an_engine_keeps_nothing_of_its_requests() -> None:
     asyncio.run(main())
 
 
+def test_each_interrupted_request_has_an_error_of_its_own() -> None:
+    """A shared one would keep the frames, and texts, of all that raise it."""
+
+    async def main() -> None:
+        _, info = start_null_engine(CONFIG)
+        link = EagerLink()
+        engine = AsyncEngine(link, TOKENIZER, info, 0)
+        running = [asyncio.ensure_future(engine.complete([5], SamplingParams())) for _ in range(2)]
+        await asyncio.sleep(0)
+        engine._tracker._processor.process = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            link.listener.on_step(StepOutput(deltas=[], stats=EngineStats(), view=None))
+        first, second = await asyncio.gather(*running, return_exceptions=True)
+        assert str(first) == str(second) == "the program was interrupted; send the request again"
+        assert first is not second
+        await engine.close()
+
+    def interrupted(_: object) -> Any:
+        raise KeyboardInterrupt
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("will_return", [False, True])
 def test_an_engine_that_has_ended_runs_nothing(will_return: bool) -> None:
     """A gauge of its last step would stay for as long as it is unloaded."""

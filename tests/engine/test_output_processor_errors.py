@@ -10,7 +10,13 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.input_processor import PreparedRequest
 from quire.engine.frontend.output_processor import OutputProcessor
 from quire.engine.frontend.request_metrics import RequestMetrics
-from quire.errors import EngineError, InvalidRequestError, QueueTimeoutError, QuireError
+from quire.errors import (
+    EngineError,
+    InvalidRequestError,
+    OverloadedError,
+    QueueTimeoutError,
+    QuireError,
+)
 from quire.tokenizer.token_spelling import Pieces
 
 LIMITS = RequestLimits(max_model_len=9, max_kv_tokens=9, vocab_size=9, max_num_seqs=1)
@@ -37,7 +43,8 @@ def with_request() -> OutputProcessor:
     [
         (ErrorKind.ENGINE, EngineError),
         (ErrorKind.REQUEST, InvalidRequestError),
-        (ErrorKind.OVERLOAD, QueueTimeoutError),
+        (ErrorKind.OVERLOAD, OverloadedError),
+        (ErrorKind.QUEUE_TIMEOUT, QueueTimeoutError),
     ],
 )
 def test_each_kind_has_its_error(kind: ErrorKind, failure: type[QuireError]) -> None:

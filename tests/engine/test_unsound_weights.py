@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from prepared_files import wait_for_prepared_files
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, SamplingParams
 from quire.errors import EngineError
 from quire.model_folder import BUNDLED_FOLDER
+from quire.models.checkpoints.safetensors_header import read_header
 from quire.models.checkpoints.unsound_weights import describe_unsound
 
 NAME = "model.layers.0.mlp.down_proj.weight"
@@ -47,3 +49,25 @@ def test_the_first_failed_request_names_the_weight(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(EngineError, match=f"because the weight {NAME} .*download"):
                 llm.generate("Hello", SamplingParams(max_tokens=2))
+
+
+def test_prepared_weights_are_damaged_once(tmp_path: Path) -> None:
+    """A start checks a part of them; the first failed request finds the rest."""
+
+    def start() -> LLM:
+        return LLM(device="cpu", prepared_weights=str(tmp_path))
+
+    params = SamplingParams(max_tokens=8, temperature=0)
+    with start() as llm:
+        right = llm.generate("Hello", params)[0].outputs[0].text
+    wait_for_prepared_files()
+    (file,) = tmp_path.iterdir()
+    (packed,) = (e for e in read_header(file) if e.name.endswith("layers.0.mlp.down_proj.packed"))
+    with file.open("r+b") as stream:
+        stream.seek(packed.offset + packed.num_bytes // 4)
+        stream.write(b"\xff" * 8192)  # NaN
+    with start() as llm, pytest.raises(EngineError, match=r"down_proj.packed .* start again"):
+        llm.generate("Hello", params)
+    assert not file.exists()
+    with start() as llm:
+        assert llm.generate("Hello", params)[0].outputs[0].text == right

@@ -6,15 +6,18 @@ import random
 import re
 import time
 import weakref
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
 
+import quire
 from quire.core.structured_outputs import StructuredOutputs
-from quire.errors import InvalidRequestError
+from quire.errors import InvalidRequestError, OverloadedError
 from quire.grammar.gbnf import embedded
 from quire.grammar.grammar_compiler import GRAMMAR_BYTES, GrammarCompiler
 from quire.grammar.grammar_matcher import Matcher
@@ -188,6 +191,7 @@ DEEP: dict[str, Any] = {"type": "integer"}
 for _ in range(80):
     DEEP = {"type": "array", "items": DEEP}
 NODE = {"$ref": "#/$defs/n"}
+ENDING = {"type": "object", "properties": {"name": {"type": "null"}}, "required": ["name"]}
 ENDLESS = {"type": "object", "properties": {"x": NODE}, "required": ["x"]}
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -236,6 +240,43 @@ def test_a_bad_grammar_is_refused_with_its_reason_at_once(
     assert reason in str(caught.value)
     assert len(str(caught.value)) < 400
     assert "\n" not in str(caught.value)
+
+
+def test_texts_are_split_otherwise_where_the_tokenizer_fails(
+    monkeypatch: pytest.MonkeyPatch, byte_tokenizer: Tokenizer
+) -> None:
+    def fail(_: str) -> list[int]:
+        raise OverloadedError("no thread could be started")
+
+    compiler = GrammarCompiler(lambda: Vocabulary(byte_tokenizer, byte_tokenizer.vocab_size, [1]))
+    with monkeypatch.context() as failing:
+        failing.setattr(byte_tokenizer, "encode_inside", fail)
+        matcher = compiler.matcher(StructuredOutputs(json=ENDING))
+    assert walk(cast(Matcher, matcher), byte_tokenizer, random.Random(0)).startswith('{"name"')
+
+
+def test_a_failure_of_the_library_names_no_files(
+    monkeypatch: pytest.MonkeyPatch, byte_tokenizer: Tokenizer
+) -> None:
+    def fail(*_: object) -> list[int]:
+        raise ValueError("/home/secret")
+
+    monkeypatch.setattr(Vocabulary, "split", fail)
+    compiler = GrammarCompiler(lambda: Vocabulary(byte_tokenizer, byte_tokenizer.vocab_size, [1]))
+    with pytest.raises(InvalidRequestError, match="llguidance fails on it") as caught:
+        compiler.matcher(StructuredOutputs(json=ENDING))
+    assert "secret" not in str(caught.value)
+
+
+def test_what_costs_too_much_for_the_first_token_is_not_said_to_match_nothing() -> None:
+    """Whether it does depends on the vocabulary, too."""
+    path = next(Path(quire.__file__).parent.joinpath("bundled").rglob("tokenizer.json"))
+    tokenizer = Tokenizer(Backend.from_file(str(path)))
+    compiler = GrammarCompiler(lambda: Vocabulary(tokenizer, tokenizer.vocab_size, [0]))
+    rules = [f"r{i}: /[^{chr(97 + i % 26)}]{{{i},{2 * i + 5}}}/ r{i}?" for i in range(200)]
+    grammar = "\n".join(["start: " + "|".join(f"r{i}" for i in range(200)), *rules])
+    with pytest.raises(InvalidRequestError, match="too many expressions constructed"):
+        compiler.matcher(StructuredOutputs(grammar=grammar))
 
 
 def test_one_of_several_kinds_is_taken(compiler: GrammarCompiler) -> None:

@@ -28,6 +28,11 @@ def _map(names: Any, **more: Any) -> dict[str, Any]:
     return {"type": "object", "properties": members, "$defs": {"Colour": COLOURS}, **common}
 
 
+def _set(values: list[Any], **more: Any) -> dict[str, Any]:
+    """A schema of an array of different values."""
+    return {"type": "array", "items": {"enum": values}, "uniqueItems": True, **more}
+
+
 MAPS = [
     _map({"$ref": "#/$defs/Colour"}),
     _map({"enum": ["a", "b"]}, required=["b"]),
@@ -37,6 +42,11 @@ MAPS = [
     _map({"type": "string"}, maxProperties=1),
     _map(True, maxProperties=0),
     {"const": {"format": "path", "propertyNames": 1}},
+    {"const": {"uniqueItems": False}},
+    _set(["red", 1, True, "é"], minItems=3),
+    _set(["red", 1], items={"$ref": "#/$defs/Colour"}, **{"$defs": {"Colour": COLOURS}}),
+    {"type": "object", "properties": {"s": _set([5, 1, 7, 2], maxItems=3)}, "required": ["s"]},
+    _set([], items={"const": 1}, uniqueItems=False, maxItems=3),
 ]
 
 
@@ -55,11 +65,35 @@ def test_answers_validate(
     assert json.dumps(schema) == before
 
 
+def test_a_set_may_come_in_each_order(
+    byte_compiler: GrammarCompiler, byte_tokenizer: Tokenizer
+) -> None:
+    outputs = StructuredOutputs(json=_set([1, 2], minItems=1), disable_any_whitespace=True)
+    walks = (random.Random(seed) for seed in range(99))
+    found = {walk(byte_compiler.matcher(outputs), byte_tokenizer, each) for each in walks}
+    assert found == {"[1]", "[2]", "[1,2]", "[2,1]"}
+
+
 def test_many_names_do_not_copy_the_schema_of_their_values() -> None:
     value = {"enum": [f"value {i}" for i in range(1000)]}
     names = {"enum": [f"name {i}" for i in range(1000)]}
     text = json.dumps(_map(names, additionalProperties=value))
     assert len(translated(text)) < 5 * len(text)
+
+
+SETS = [
+    _set([1, 2, 3, 4, 5]),
+    _set([1, 1.0]),
+    _set([1, 2], minItems=3),
+    _set([1, 2], prefixItems=[{"const": 1}]),
+    _set([], items={"type": "string"}),
+]
+
+
+@pytest.mark.parametrize("schema", SETS, ids=str)
+def test_other_sets_are_refused(schema: Any, byte_compiler: GrammarCompiler) -> None:
+    with pytest.raises(InvalidRequestError, match="uniqueItems"):
+        byte_compiler.matcher(StructuredOutputs(json=schema))
 
 
 UNKNOWN = [

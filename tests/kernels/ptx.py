@@ -73,8 +73,8 @@ def _instruction(op: str, a: int, others: list[int]) -> int:
     if op in ("mul.lo.u32", "mad.lo.u32"):
         return a * others[0] + sum(others[1:]) & 0xFFFFFFFF
     if op == "dp4a.u32.u32":
-        products = (x * y for x, y in zip(_bytes(a), _bytes(others[0]), strict=True))
-        return sum(products) + others[1] & 0xFFFFFFFF
+        terms = (x * y for x, y in zip(_bytes(a), _bytes(others[0]), strict=True))
+        return sum(terms) + others[1] & 0xFFFFFFFF
     if op in ("add.u32", "sub.u32"):
         return (a + others[0] if op == "add.u32" else a - others[0]) & 0xFFFFFFFF
     if op == "cvt.rn.satfinite.e4m3x2.f16x2":

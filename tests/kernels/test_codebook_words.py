@@ -21,6 +21,8 @@ from quire.kernels.formats.mxfp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4
 from quire.kernels.operands import CodebookWeight, Int4Words
 from quire.kernels.reference_quantized import quantize_int4
+from quire.kernels.triton.gemm.int4_config import SHARED_MEMORY, block_rows, shared_memory
+from quire.kernels.triton.gemm.table_config import TABLE, table_config
 from quire.kernels.triton.ops.int4_linear import INT4, W4A16_ROWS
 from quire.kernels.triton.ops.int4_weight import byte_tables, dequantize_int4, pack_int4
 from quire.kernels.triton.ops.linear_table import pack, quantize
@@ -172,6 +174,21 @@ def test_instructions_look_up_scale_and_round_to_fp8(found: CodebookFormat) -> N
             column = 256 * step + 64 * block + 32 * half + 2 * pair
             numbers = torch.tensor(found.numbers).half()[ids[column : column + 4]] * scales[half]
             assert after[f"${half}"] == word_of(numbers.to(torch.float8_e4m3fn))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 9, 16])
+@pytest.mark.parametrize("head_dim", [0, 64, 128])
+@pytest.mark.parametrize(("n", "k"), [(64, 256), (1536, 896), (4096, 14336), (57344, 8192)])
+def test_a_table_fits_beside_a_ring(n: int, k: int, head_dim: int, rows: int) -> None:
+    """CUDA launches a kernel with more than 48 KiB in all only if more is asked for beside it."""
+    found = table_config(rows, n, k, 64, 132, head_dim)
+    assert found is not None
+    stage = found.parts * (128 * found.block_n + 512 * block_rows(rows))
+    assert found.stages * stage >= 48 * 1024
+    memory = shared_memory(rows, k, 64, zeros=False, config=found)
+    assert memory + TABLE <= SHARED_MEMORY
+    assert head_dim < 128 or found.block_n % head_dim == 0
+    assert found.split * -(-n // found.block_n) <= max(264, -(-n // found.block_n))
 
 
 HOPPER_ONLY = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")

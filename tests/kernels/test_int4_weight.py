@@ -225,6 +225,26 @@ def test_one_row_has_registers_for_full_rounds(
     assert (found.block_n, found.registers) == (32, registers)
 
 
+@pytest.mark.parametrize(
+    ("rows", "n", "block_n", "registers"),
+    [
+        (2, 28672, 64, 128),  # four on a multiprocessor are one round
+        (2, 37888, 32, 80),  # six or seven, so two rounds
+        (4, 34816, 32, 80),
+        (8, 28672, 64, 128),
+        (8, 34816, 64, None),  # ptxas takes 96: five
+        (16, 37888, 64, None),
+    ],
+)
+def test_few_rows_have_registers_for_few_rounds(
+    rows: int, n: int, block_n: int, registers: int | None
+) -> None:
+    """As measured."""
+    found = int4_config(rows, n, 4096, 128, 132)
+    assert found is not None
+    assert (found.block_n, found.registers) == (block_n, registers)
+
+
 @pytest.mark.parametrize("rows", [8, 9, 12, 16, 17])
 @pytest.mark.parametrize("kind", ["int4", "bytes"])
 @pytest.mark.parametrize("group", [32, 64, 128])

@@ -197,10 +197,13 @@ def test_sizes_may_be_listed_for_each_layer(tmp_path: Path) -> None:
         (llama(general__architecture="mamba"), "architecture is 'mamba', which is not supported"),
         (llama(llama__expert_count=8), "expert_count is not 0; take a model without experts"),
         (llama(llama__feed_forward_length=[1, 2]), "feed_forward_length differs between layers"),
-        (llama(llama__attention__head_count_kv=[0, 0]), "head_count_kv is 0, no integer from 1"),
+        (
+            llama(llama__attention__head_count_kv=[0, 0]),
+            "kv is 0, not an integer between 1",
+        ),
         (llama(llama__attention__head_count=[]), "head_count differs between layers"),
         (llama(llama__attention__value_length=8), "value_length is 8, not 32 as of keys"),
-        (llama(llama__context_length="long"), "context_length is 'long', no integer"),
+        (llama(llama__context_length="long"), "context_length is 'long', not an integer"),
         (llama(llama__rope__scaling__type="mystery"), "type is 'mystery' here, which is not"),
         ({}, "general.architecture is missing"),
     ],
@@ -301,6 +304,25 @@ def test_folders_with_several_files_name_them(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"GGUF")
     with pytest.raises(CheckpointError, match=r"2 GGUF files \(a.gguf, b.gguf\); .*/a.gguf$"):
         hub.resolve_model(str(tmp_path))
+
+
+def test_a_removal_that_is_cut_short_leaves_no_part_of_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / name for name in ("a.gguf", "b.gguf")]
+    for file in files:
+        write_checkpoint(BUNDLED, file, "F16")
+    monkeypatch.setattr(gguf_folder, "_MOST_FOLDERS", 1)
+    with monkeypatch.context() as killed:
+        removed = "quire.gguf.gguf_folder.shutil.rmtree"
+        killed.setattr(
+            removed, lambda folder, **_: (folder / "config.json").unlink(missing_ok=True)
+        )
+        first, _ = map(hub.resolve_model, map(str, files))
+        assert not first.exists()
+    for file in files:
+        assert ModelConfig.from_folder(hub.resolve_model(str(file))).num_layers
+    assert len(list(first.parent.iterdir())) == 1, "what was left is removed, too"
 
 
 def test_without_a_cache_config_files_are_in_a_temporary_folder(

@@ -73,7 +73,7 @@ def test_layers_with_a_window_are_left_out_by_name() -> None:
             layers_with_types([plain] * 4, wrong, "bfloat16")
 
 
-def test_the_plan_counts_each_layer_by_its_type() -> None:
+def test_the_plan_counts_each_layer_by_its_type(caplog: pytest.LogCaptureFixture) -> None:
     """Footprint and resolved config agree; the compiled decoder leaves it to PyTorch."""
     options = {"kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": "1,5", "num_blocks": 10}
     config = EngineConfig.from_options(model="quire-tiny", dtype="bfloat16", **options)
@@ -82,6 +82,12 @@ def test_the_plan_counts_each_layer_by_its_type() -> None:
     assert block_bytes(resolved.kv_layers, 16, resolved.kv_dtype) == 16 * sum(sizes)
     assert footprint_of(config).kv_cache == 10 * 16 * sum(sizes)
     assert len(set(resolved.kinds_of_layers)) == 2
+    resolved.log_weights()
+    assert "has no effect" not in caplog.text
+    options["kv_cache_dtype"] = "auto"
+    config = EngineConfig.from_options(model="quire-tiny", dtype="bfloat16", **options)
+    resolve(config, "cpu").log_weights()
+    assert "skip_layers has no effect: the whole KV cache is in bfloat16; set kv_" in caplog.text
     llm = LLM(model="quire-tiny", dtype="float32", **options | {"kv_cache_dtype": "int8"})
     (output,) = llm.generate(["Once upon a time"], SamplingParams(max_tokens=4), use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 4

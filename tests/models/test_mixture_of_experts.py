@@ -92,6 +92,10 @@ def test_it_is_refused_by_name_where_it_is_not_computed(folder: Path) -> None:
             {"num_experts_per_tok": 8},
             "num_experts_per_tok is 8; set it to an integer between 1 and 7",
         ),
+        (
+            {"num_local_experts": 2**16},  # an expert is described before weights are looked at
+            "num_local_experts is 65536; set it to an integer between 1 and 32768",
+        ),
         ({"mlp_only_layers": [0.5]}, "mlp_only_layers must be a list of layers' numbers"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0; set it to an integer"),
     ],

@@ -286,7 +286,7 @@ class Simulation:
                 or ((entry := planned.get(request.request_id)) and entry.num_tokens > 1)
             )
         ]
-        prompts.sort(key=lambda r: (r.priority if by_priority else 0, r.due, r.arrival_number))
+        prompts.sort(key=lambda r: (r.priority if by_priority else 0, r.due_time, r.arrival_number))
         cut = False
         for request in prompts:
             entry = planned.get(request.request_id)

@@ -8,7 +8,7 @@ import pytest
 from simulation import Simulation, answer_alone
 
 from quire.config import SchedulerConfig
-from quire.core.messages import AddRequest
+from quire.core.messages import AddRequest, TokenLogprobs
 from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import ModelRunnerOutput, SampleResult
@@ -66,6 +66,19 @@ def test_who_waits_for_the_end_gets_the_first_token_and_then_all_others() -> Non
     assert len(last.token_ids) > 5
     assert sim.answer(aborted) == aborted.token_ids[4:]
     assert sim.scheduler.num_generation_tokens == 16 + aborted.num_output_tokens
+
+
+def test_many_log_probabilities_do_not_wait_for_the_end() -> None:
+    scheduler = Scheduler(SchedulerConfig().resolved("cpu", 128), KVCacheManager(64, 4), 128)
+    sampling = SamplingParams(max_tokens=12, ignore_eos=True, logprobs=999)
+    message = AddRequest(request_id="x", prompt_token_ids=[1], sampling=sampling, stream=False)
+    scheduler.add(Request(message, arrival_number=0, max_model_len=128))
+    scores, found = TokenLogprobs([1] * 1000, [-1.0] * 1000, 1), []
+    while (plan := scheduler.schedule()) is not None:
+        result = SampleResult(token_id=1, logprobs=scores)
+        found += scheduler.update(plan, ModelRunnerOutput(results=[result]))
+    assert [len(delta.token_ids) for delta in found] == [1, 5, 5, 1]
+    assert [len(delta.logprobs) for delta in found] == [1, 5, 5, 1]
 
 
 def test_abort_in_every_state_and_twice() -> None:

@@ -41,11 +41,11 @@ def test_it_needs_no_itl_target() -> None:
 
 def test_a_prompt_is_due_after_the_target_or_a_multiple_of_what_it_takes() -> None:
     policy = ChunkPolicy(None, 0.1, full_step=2048)
-    assert policy.due(7.0, 0, 10_000) == pytest.approx(7.1)  # nothing is known of costs
+    assert policy.due_time(7.0, 0, 10_000) == pytest.approx(7.1)  # nothing is known of costs
     for number in range(40):
         policy.observe(0, 1000 + 100 * (number % 8), 0.1 + 0.01 * (number % 8))
-    assert policy.due(7.0, 0, 10) == pytest.approx(7.1)
-    assert policy.due(7.0, 0, 5000) == pytest.approx(7.0 + LONG * 0.5, rel=0.05)
+    assert policy.due_time(7.0, 0, 10) == pytest.approx(7.1)
+    assert policy.due_time(7.0, 0, 5000) == pytest.approx(7.0 + LONG * 0.5, rel=0.05)
 
 
 def test_the_prompt_that_is_due_first_may_have_all_that_decodes_leave() -> None:
@@ -66,7 +66,7 @@ def test_who_is_due_first_goes_before_a_started_prompt() -> None:
     for _ in range(30):  # now the costs are known: a millisecond a token
         sim.step()
     long, short = sim.add(120, 2), sim.add(15, 2)
-    assert short.due < long.due
+    assert short.due_time < long.due_time
     plan = sim.schedule()
     assert plan is not None
     assert [entry.request_id for entry in plan.scheduled] == [
@@ -85,7 +85,7 @@ def test_a_request_that_another_engine_began_is_due_at_once() -> None:
     )
     started = Request(message, arrival_number=1, max_model_len=100, queued=5.0)
     sim.scheduler.add(started)
-    assert (started.due, fresh.due) == (5.0, pytest.approx(5.01))
+    assert (started.due_time, fresh.due_time) == (5.0, pytest.approx(5.01))
 
 
 def test_the_target_is_a_positive_number() -> None:

@@ -375,6 +375,12 @@ def test_pages_of_models_for_anthropics_clients(query: str, ids: str, has_more: 
         assert call(house.app, "/v1/models", headers=headers, query=wrong).status == 400
 
 
+def test_each_name_is_a_display_name_of_its_own() -> None:
+    house = House(model_status("a", "unloaded", aliases=["gpt"]))
+    page = call(house.app, "/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
+    assert [model["display_name"] for model in page["data"]] == ["a", "gpt"]
+
+
 def test_a_model_answers_to_all_its_names() -> None:
     house = House(model_status("a", aliases=["gpt", "b"]), model_status("b"))
     for name in ("a", "gpt"):

@@ -74,7 +74,7 @@ def prepare(message: Any) -> dict[str, Any]:
         ([{"role": "user", "content": "hi", "xyz": 1}], r"\.xyz: unknown field; remove it"),
         ([{"role": "assistant", "refusal": "No."}], r"\.refusal: unknown field; remove it"),
         (
-            [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}],
+            [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{'"}}]}],
             r"messages\[0\]\.tool_calls\[0\]\.function\.arguments: not JSON",
         ),
     ],
@@ -120,11 +120,12 @@ def test_joins_text_parts() -> None:
 )
 def test_arguments_are_an_object(arguments: object) -> None:
     """Also in Python, where they need no text: templates read them by their names."""
-    call = {"function": {"name": "f", "arguments": arguments}}
-    with pytest.raises(
-        InvalidRequestError, match=r"\[0\]\.function\.arguments: must be a JSON obj"
-    ):
-        prepare_messages([{"role": "assistant", "tool_calls": [call]}], str)
+    function = {"name": "f", "arguments": arguments}
+    for call, field in (({"function": function}, r"\.function"), (function, "")):
+        with pytest.raises(
+            InvalidRequestError, match=rf"\[0\]{field}\.arguments: must be a JSON obj"
+        ):
+            prepare_messages([{"role": "assistant", "tool_calls": [call]}], str)
 
 
 def test_parses_arguments_of_tool_calls() -> None:
@@ -133,8 +134,18 @@ def test_parses_arguments_of_tool_calls() -> None:
     prepared = prepare(message)
     assert prepared["tool_calls"][0]["function"]["arguments"] == {"x": [1, None]}
     assert prepared == prepare(prepared)
+    flat = prepare(message | {"tool_calls": [call["function"]]})
+    assert flat["tool_calls"] == [prepared["tool_calls"][0]["function"]]
     assert call["function"]["arguments"] == '{"x": [1, null]}', "the caller's messages stay"
     assert "content" not in prepared
+
+
+@pytest.mark.parametrize(
+    "text", ["{", '{"a', '{"a": ', '{"a": "b', '{"a": 1', '{"a": [1, ', '{"a\\']
+)
+def test_arguments_that_max_tokens_has_cut_stay_text(text: str) -> None:
+    call = {"function": {"name": "f", "arguments": text}}
+    assert prepare({"role": "assistant", "tool_calls": [call]})["tool_calls"] == [call]
 
 
 @pytest.mark.parametrize("given", [{}, {"arguments": None}, {"arguments": ""}], ids=str)

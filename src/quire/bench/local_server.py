@@ -69,7 +69,8 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 async def _end_of(process: asyncio.subprocess.Process) -> None:
     try:
-        await asyncio.wait_for(process.communicate(), STOP_SECONDS)
+        async with asyncio.timeout(STOP_SECONDS):
+            await process.communicate()
     except TimeoutError:
         process.kill()
         await process.wait()

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.yaml_file import Given, YamlFile
-from quire.compat.own_options import OPTION_SCOPES
 from quire.config import EngineConfig, iter_options
 from quire.engine.processes.fleet_model import ModelSpec
 from quire.errors import ConfigError, FileError, UserError
@@ -52,7 +51,7 @@ class ConfigFile:
 
         self._file = YamlFile(path)
         root = self._file.root()
-        found = self._file.options(root, _ALL, OPTION_SCOPES, others=("models",))
+        found = self._file.options(root, _ALL, others=("models",))
         self._entries: list[yaml.Node] = []
         if listed := found.pop("models", None):
             if not isinstance(listed.node, yaml.SequenceNode) or not listed.node.value:
@@ -106,9 +105,7 @@ class ConfigFile:
         wrong = self._file.wrong
         if not isinstance(node, yaml.MappingNode):
             raise wrong(node.start_mark, f"{where} must have fields, such as `model: NAME`")
-        fields = self._file.options(
-            node, _ENGINE, ("engine",), others=("name", "load"), where=where
-        )
+        fields = self._file.options(node, _ENGINE, others=("name", "load"), where=where)
         if "model" not in fields:
             raise wrong(node.start_mark, f"{where} has no model; set a folder or a hub name")
         values = {name: given.value for name, given in fields.items()}

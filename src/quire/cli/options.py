@@ -58,8 +58,6 @@ class CommandParser(argparse.ArgumentParser):
 
             argv = with_joined_members(argv, human_int)
         own, notices = own_argv(argv, flags, takes_model=self._takes_model)
-        for notice in notices:
-            print(f"note: {notice}", file=sys.stderr)
         if "--served-model-name" in own or "--api-key" in own:
             from quire.cli.joined_values import with_joined_values
 
@@ -72,6 +70,8 @@ class CommandParser(argparse.ArgumentParser):
         if unknown:
             text = f"unexpected {unknown[0][:64]!r}; {self._instead}, or see {self.prog} --help"
             raise ConfigError(text)
+        for notice in notices:
+            print(f"note: {notice}", file=sys.stderr)
         return args
 
     @property

@@ -121,6 +121,7 @@ def run(argv: Sequence[str]) -> int:
     device, (tokenizer, samples) = device_of(args), tokenizer_of(args, base)
     tasks = tasks_of(args, tokenizer, base)
     from quire.compress.quantize_model import Quantization
+    from quire.kernels.formats.int8 import GROUP_STEP
 
     wanted = vars(args).get("verify", True)
     quantization = Quantization(base, out, recipe, samples, device)
@@ -131,6 +132,9 @@ def run(argv: Sequence[str]) -> int:
             print(f"to measure again: quire verify {args.model} {out}", file=sys.stderr)
             return print_result(args, out, report)
     else:
+        if recipe.group_size > 0 and recipe.group_size % GROUP_STEP:
+            text = f"groups of {recipe.group_size} are not a multiple of {GROUP_STEP}: Quire loads"
+            print(f"note: {text} such weights as numbers of 16 bits", file=sys.stderr)
         try:
             with progress() as notify:
                 quantization.run(notify)

@@ -20,9 +20,9 @@ from quire.processes import exit_on_interrupt
 if TYPE_CHECKING:
     import torch
 
+    from quire.compress.layer_stream import Notify
     from quire.compress.task_answers import Task
     from quire.compress.text_samples import TextSamples
-    from quire.compress.verify_model import Notify
     from quire.tokenizer.tokenizer import Tokenizer
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -139,7 +139,7 @@ def show_report(
     device: torch.device,
 ) -> int:
     """Measure, store and print the report. Returns 1 if its figures fail."""
-    from quire.compress.quality_check import check_pair, check_quality
+    from quire.compress.quality_check import check_pair, check_quality, check_writable, store_report
 
     check_pair(base, quantized)  # before speed is measured, too
     tokens = sum(map(len, samples.verification))
@@ -147,11 +147,17 @@ def show_report(
     if problem is not None:
         note = f"{problem}, so this one will not be stored; to store it use --replace-report"
         print(f"note: {note}", file=sys.stderr)
+    else:
+        check_writable(quantized)
     speed = _speed_of_both(base, quantized, device) if vars(args).get("speed", True) else None
     with progress() as notify:
-        report = check_quality(
-            base, quantized, samples, tasks, limits, device, notify, speed, stores=problem is None
-        )
+        report = check_quality(base, quantized, samples, tasks, limits, device, notify, speed)
+    try:
+        if problem is None:
+            store_report(quantized, report)
+    except ConfigError:  # what took long to measure is shown
+        print_result(args, quantized, report, "the folder cannot be written")
+        raise
     return print_result(args, quantized, report, problem)
 
 

@@ -11,15 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.compat.foreign_name import same_setting
-from quire.compat.own_options import own_options
+from quire.compat.own_options import OPTION_SCOPES, own_options
 from quire.errors import ConfigError, FileError
 from quire.input_file import read_file
 from quire.options import Option, check_range, nearest_name
 
 if TYPE_CHECKING:
     import yaml
-
-    from quire.compat.names_table import Scope
 
 _LARGEST_FILE = 1 << 16  # bytes
 _ONLY_TYPED = ("config", "dry_run", "gpu_memory_gib", "json")  # of a run, not of a server
@@ -90,7 +88,6 @@ class YamlFile:
         self,
         node: yaml.MappingNode,
         known: Mapping[str, Option],
-        scopes: Sequence[Scope],
         *,
         others: Sequence[str] = (),
         where: str = "",
@@ -109,7 +106,7 @@ class YamlFile:
                 written = key_text(key)
                 name = written.replace("-", "_")
                 self._written.setdefault(name, {})[key.start_mark.line] = written
-                own = self._own(name, value_node, known, scopes, others)
+                own = self._own(name, value_node, known, others)
             except UnusualYamlError as error:
                 text = f"{where or 'it'}.{name[:64]}" if where and name else name[:64] or where
                 raise self.wrong(key.start_mark, f"{text or 'it'} {error}; {_PLAIN}") from None
@@ -128,7 +125,6 @@ class YamlFile:
         name: str,
         node: yaml.Node,
         known: Mapping[str, Option],
-        scopes: Sequence[Scope],
         others: Sequence[str],
     ) -> dict[str, Any]:
         """Quire's option for a name in the file; none where it has no effect."""
@@ -136,7 +132,7 @@ class YamlFile:
             return {name: node}
         spellings = self._written[name]
         name, value = _as_switch(name, _value(known.get(name), node), known)
-        own, notices = own_options({name: value}, known, scopes)
+        own, notices = own_options({name: value}, known, OPTION_SCOPES)
         self.notices += notices
         for own_name, item in own.items():
             if own_name not in known:
@@ -182,11 +178,13 @@ def _as_switch(name: str, value: Any, known: Mapping[str, Option]) -> tuple[str,
 
 def _home(name: str, value: Any, known: Iterable[str]) -> str | None:
     """Advice on an option that is of another place than a server's file, as a file spells it."""
-    from quire.compat.name_homes import command_home, own_name  # usually not needed
+    from quire.compat.name_homes import SERVER_SETTINGS, command_home, own_name  # rarely needed
 
     if name in _ONLY_TYPED:
         return f"{name} is for the command line alone; leave it out, and give {_flag(name)} there"
     own = own_name(name)
+    if own in SERVER_SETTINGS:  # known at the top
+        return f"{own} is for the whole server; write it outside of models"
     flags = [_flag(each) for each in known]
     home = command_home(_flag(own), own, flags, value)
     return home and home.replace("--", "")

@@ -110,7 +110,12 @@ def alias(
     values: Mapping[Any, Any] | None = None,
     **details: Any,
 ) -> ForeignName:
-    """The row of a name that is the same as a setting of Quire."""
+    """The row of a name that is the same as a setting of Quire.
+
+    One whose values are true and false is a switch, whatever that setting is: it has no others.
+    """
+    if values is not None and set(values) == {True, False}:
+        details = {"others": False, "fix": "set it to true or false"} | details
     return ForeignName(
         name=name, engines=engines, flags=flags, same_as=same_as, values=values or {}, **details
     )

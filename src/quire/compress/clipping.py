@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from quire.compress.integer_grid import GroupScales, IntegerGrid, limits
+from quire.compress.code_grids import GroupScales, IntegerGrid, limits
 
 _FACTORS = (16 / 15, *(1.0 - 0.05 * step for step in range(11)))  # of extremes
 # of the two sides' factors; without it the loss is 0.5 % less, and the search takes twice as long

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from quire.compress.checkpoint_layout import ActOrder
 from quire.compress.clipping import clipped_scales
-from quire.compress.float_grid import FloatGrid
+from quire.compress.code_grids import FloatGrid, GroupScales, IntegerGrid
 from quire.compress.input_statistics import InputStatistics, damped
-from quire.compress.integer_grid import GroupScales, IntegerGrid
 from quire.compress.quantized_rows import FloatCodes, IntegerCodes
 from quire.errors import CheckpointError
 from quire.kernels.reference import FP8

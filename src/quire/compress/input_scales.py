@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from quire.compress.code_grids import IntegerGrid
 from quire.compress.foldings import Folding
 from quire.compress.input_statistics import InputStatistics
-from quire.compress.integer_grid import IntegerGrid
 
 _RATIOS = 20  # of exponents between 0 and 1
 
@@ -26,18 +26,19 @@ def best_scale(
     stats: InputStatistics,
     grid: IntegerGrid,
     folding: Folding,
-    loss_of: Callable[[Tensor], float],
+    loss_of: Callable[[Tensor], float] | None,
 ) -> Tensor:
     """AWQ's scale.
 
-    loss_of: another weight in its place. Of the scales tried, that with the least loss. All ones
-    are among them.
+    loss_of: another weight in its place; None for that of the linear layer's outputs. Of the scales
+    tried, that with the least loss. All ones are among them.
     """
     best, least = torch.ones_like(stats.magnitude), float("inf")
     for scale in _candidates(weight, stats, grid, folding):
         scaled = weight * scale
         rounded = grid.numbers(grid.codes(scaled, scales := grid.scales_of(scaled)), scales)
-        loss = loss_of(rounded / scale)
+        other = rounded / scale
+        loss = stats.loss(other - weight) if loss_of is None else loss_of(other)
         if loss < least:
             best, least = scale, loss
     return best

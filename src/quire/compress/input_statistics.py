@@ -1,4 +1,9 @@
-"""Statistics of the inputs of linear layers for calibration: sums over all tokens of the text."""
+"""Statistics of the inputs of linear layers for calibration, and what they correct.
+
+Li et al., 2025 ("GPTAQ"): outputs should be W x for the inputs x of the model that is not
+quantized, not W x̃ for those that rounded layers lead to. Here in closed form, before the weight is
+rounded, or as what learned rounding aims at.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,9 @@ from torch import Tensor
 
 from quire.compress.layer_stream import LayerRunner, batches, observed
 from quire.models.families.llama import LlamaDecoderLayer
+
+# of the way to the exact outputs; all of it follows the calibration text too closely
+_SHARE = 0.5
 
 
 @dataclass(slots=True)
@@ -52,10 +60,6 @@ class InputStatistics:
         hessian = self.hessian / scale / scale[:, None]
         return InputStatistics(hessian, self.magnitude / scale, self.largest / scale, self.tokens)
 
-    def loss_of(self, weight: Tensor, other: Tensor) -> float:
-        """`loss` with another weight in the place of a weight, both [N, K]."""
-        return self.loss(other - weight)
-
     def loss(self, change: Tensor) -> float:
         """The mean of ||ΔW x||² for a change [N, K] of the weight."""
         return float(((change @ self.hessian) * change).sum())
@@ -73,6 +77,23 @@ def damped(hessian: Tensor, damping: float) -> Tensor:
     diagonal = hessian.diagonal()
     mean = float(diagonal.mean()) or 1.0
     return hessian + torch.diag(torch.full_like(diagonal, damping * mean))
+
+
+def corrected(weight: Tensor, stats: InputStatistics, damping: float) -> Tensor:
+    """A weight W [N, K] changed towards the least mean of ||(W + Δ) x̃ - W x||²."""
+    lower, failed = torch.linalg.cholesky_ex(damped(stats.hessian, damping))
+    if failed or stats.errors is None:  # GPTQ then damps more, or says what is wrong
+        return weight
+    change = torch.cholesky_solve((weight @ stats.errors).t(), lower).t()
+    return weight + _SHARE * change
+
+
+def corrected_targets(outputs: list[Tensor], exact: list[Tensor]) -> list[Tensor]:
+    """The hidden states [T, H] after a decoder layer that it is rounded for, of each sample.
+
+    outputs: those before it is rounded, of inputs with errors. exact: those of exact inputs.
+    """
+    return [own.lerp(other, _SHARE) for own, other in zip(outputs, exact, strict=True)]
 
 
 def input_statistics(

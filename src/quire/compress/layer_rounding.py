@@ -6,9 +6,8 @@ weight is rounded, with inputs that come from what is rounded already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from copy import deepcopy
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,13 +16,17 @@ from torch import Tensor
 from quire.compress.block_error import BlockError
 from quire.compress.checkpoint_layout import CheckpointLayout, Packing
 from quire.compress.clipping import clipped_scales
-from quire.compress.float_grid import FloatGrid
+from quire.compress.code_grids import FloatGrid, IntegerGrid
 from quire.compress.foldings import Folding, foldings
 from quire.compress.hessian_rounding import HessianRounding
-from quire.compress.input_errors import corrected, corrected_targets
 from quire.compress.input_scales import best_scale, smoothing_scale
-from quire.compress.input_statistics import ExactLayer, InputStatistics, input_statistics
-from quire.compress.integer_grid import IntegerGrid
+from quire.compress.input_statistics import (
+    ExactLayer,
+    InputStatistics,
+    corrected,
+    corrected_targets,
+    input_statistics,
+)
 from quire.compress.layer_stream import LayerRunner
 from quire.compress.learned_rounding import RoundingLearner
 from quire.compress.model_parts import linears_of, set_weight, weight_of
@@ -98,7 +101,7 @@ class LayerRounding:
         weight = weight_of(linear)
         if self._method.scaling == "smoothquant":
             return smoothing_scale(weight, stats, folding, self._recipe.smoothing)
-        loss_of: Callable[[Tensor], float] = partial(stats.loss_of, weight)
+        loss_of: BlockError | None = None
         if linear is not last and self._recipe.objective == "block":
             loss_of = BlockError(self._layer, self._run, inputs, linear, last)
         return best_scale(weight, stats, grid_of(self._layout), folding, loss_of)

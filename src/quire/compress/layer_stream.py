@@ -23,6 +23,7 @@ _TOKENS = 4096  # that go through a layer together
 
 # the name of a linear layer within its decoder layer, and its input [T, K]
 Observer = Callable[[str, Tensor], None]
+Notify = Callable[[str, int, int], None]  # what is done, how many layers are, of how many
 
 
 class LayerRunner:

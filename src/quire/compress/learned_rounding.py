@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.compress.integer_grid import GroupScales, IntegerGrid
+from quire.compress.code_grids import GroupScales, IntegerGrid
 from quire.compress.layer_stream import LayerRunner, batches
 from quire.compress.model_parts import Operation, linears_of, set_linear, weight_of
 from quire.compress.quantized_rows import IntegerCodes

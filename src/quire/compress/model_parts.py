@@ -35,12 +35,12 @@ from quire.layers.parameter import LayerOptions, Weight, WeightShapeError
 from quire.layers.rope import RotaryEmbedding
 from quire.model_folder import named_path
 from quire.models.checkpoint_formats.checkpoint_scheme import common_spec, parts_of
-from quire.models.checkpoints.checkpoint import PREFIX, Checkpoint
+from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import COMPUTED, LlamaDecoderLayer
 from quire.models.loading.checkpoint_source import read_tensors
 from quire.models.loading.expected_tensors import ExpectedTensor, expected_tensors
-from quire.models.loading.quantized_source import QuantizedSource, quantized_sources
+from quire.models.loading.quantized_source import quantized_sources
 from quire.models.loading.tied_head import check_tied_head
 
 # x [T, K], weight, bias → [T, N]
@@ -72,8 +72,7 @@ class ModelParts:
                 "layer by layer; serve it with quantization='int8', or another format"
             ) from error
         self.checkpoint = checkpoint or Checkpoint.open(folder)
-        names = self.checkpoint.entries
-        self.prefix = "" if any(name.startswith(PREFIX) for name in names) else PREFIX
+        self.prefix = self.checkpoint.missing_prefix
         check_tied_head(self.checkpoint, self.spec, self.prefix)
         kernels = replace(kernels_for("meta"), attention=whole_attention)
         self.options = LayerOptions(torch.float32, device, kernels)
@@ -144,11 +143,10 @@ class ModelParts:
     def tensor(self, name: str) -> Tensor:
         """A weight by its name, in the files' data type unless it is quantized."""
         found = self._quantized.get(self.stored_name(name))
-        names = {self.stored_name(name)} if found is None else self._names_of(found)
-        tensors = self._read(names)
         if found is None:
-            return tensors[self.stored_name(name)]
-        loaded = found.load(tensors, torch.float32)
+            return self._read({self.stored_name(name)})[self.stored_name(name)]
+        names = set(found.tensors(self.checkpoint.entries.keys()))
+        loaded = found.load(self._read(names), torch.float32)
         assert isinstance(loaded, Tensor)
         return loaded
 
@@ -177,9 +175,6 @@ class ModelParts:
             raise CheckpointError(
                 f"{self.checkpoint.folder}: {stored}: {error}; download it again"
             ) from error
-
-    def _names_of(self, source: QuantizedSource) -> set[str]:
-        return set(source.tensors(self.checkpoint.entries.keys()))
 
     def _read(self, names: set[str]) -> dict[str, Tensor]:
         found = {}

@@ -1,4 +1,4 @@
-"""Measures a quantized folder against its base, and stores the report beside its weights."""
+"""Measures a quantized folder against its base; stores the report beside its weights."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
+from quire.compress.layer_stream import Notify
 from quire.compress.model_parts import ModelParts
 from quire.compress.quality_plot import svg
 from quire.compress.rotation import parts_beside
 from quire.compress.task_answers import BUNDLED_TASKS, Task, read_tasks
 from quire.compress.text_samples import TextSamples
-from quire.compress.verify_model import Notify, compare_models
+from quire.compress.verify_model import compare_models
 from quire.errors import ConfigError
 from quire.hub import BUNDLED
 from quire.model_folder import named_path, write_whole
@@ -36,22 +37,18 @@ def check_quality(
     device: torch.device,
     notify: Notify,
     speed: Mapping[str, Any] | None = None,
-    *,
-    stores: bool = True,
 ) -> dict[str, Any]:
-    """The report; with `stores` it is written to the quantized folder, and a picture of its layers.
+    """The report, which is not stored yet.
 
     samples: the windows for verification are used. speed: of both models, for the report.
     Raises CheckpointError and ConfigError.
     """
     check_pair(base, quantized)
-    if stores:
-        check_writable(quantized)
     parts = parts_beside(base, quantized, device), ModelParts(quantized, device)
     figures = compare_models(parts[0], parts[1], samples.verification, tasks, notify)
     failures = limits.failures(figures)
     stored = parts[1].config.checkpoint_format
-    report = {
+    return {
         "base": base.name,
         "quantized": quantized.name,
         "format": None if stored is None else stored.name,
@@ -62,16 +59,17 @@ def check_quality(
         **figures,
         **({} if speed is None else {"speed": dict(speed)}),
     }
-    if not stores:
-        return report
-    losses = [1.0 - layer["mean"] for layer in figures["layers"]]
+
+
+def store_report(quantized: Path, report: Mapping[str, Any]) -> None:
+    """Write a report to the quantized folder, and a picture of its layers. Raises ConfigError."""
+    losses = [1.0 - layer["mean"] for layer in report["layers"]]
     picture = svg(f"{quantized.name}: 1 - cosine after each layer", losses)
     try:
         write_report(quantized, report)
         write_whole(quantized / PLOT_FILE, lambda part: part.write_text(picture))
     except OSError as error:
         raise _not_written(quantized, error.strerror) from error
-    return report
 
 
 def check_pair(base: Path, quantized: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -22,18 +22,18 @@ from torch import Tensor
 
 from quire.compress.checkpoint_layout import CheckpointLayout
 from quire.compress.layer_rounding import Coded, ExactStates, LayerRounding
-from quire.compress.layer_stream import LayerRunner
+from quire.compress.layer_stream import LayerRunner, Notify
 from quire.compress.model_parts import ModelParts, linears_of, stored_norm, weight_of
 from quire.compress.recipe import Recipe
-from quire.compress.rotation import parts_of
+from quire.compress.rotation import RotatedParts
 from quire.compress.shard_files import ShardFiles, recipe_record
 from quire.compress.text_samples import TextSamples
+from quire.config_file import ConfigFile
 from quire.core.layer_spec import LinearSpec, layer_module
 from quire.errors import CheckpointError, ConfigError
 from quire.model_folder import unapplied_adapter
 from quire.models.checkpoint_formats.checkpoint_format import LARGEST_EXPONENT
 from quire.models.checkpoint_formats.quantization_config import read_checkpoint_format
-from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaDecoderLayer
 from quire.models.loading.loader import check_tensors
@@ -41,7 +41,6 @@ from quire.models.loading.loader import check_tensors
 logger = logging.getLogger(__name__)
 
 _GROUPS = (32, 64, 128, 256, 512)  # that are usual
-Notify = Callable[[str, int, int], None]  # what is done, how many layers are, of how many
 
 
 class Quantization:
@@ -54,7 +53,8 @@ class Quantization:
         self, base: Path, out: Path, recipe: Recipe, samples: TextSamples, device: torch.device
     ) -> None:
         self.base, self.out, self.recipe, self.samples = base, out, recipe, samples
-        self.device, self.parts = device, parts_of(base, device, rotated=recipe.rotate)
+        kind = RotatedParts if recipe.rotate else ModelParts
+        self.device, self.parts = device, kind(base, device)
         config = self.parts.config
         if config.checkpoint_format is not None:
             raise CheckpointError(
@@ -85,8 +85,11 @@ class Quantization:
     @torch.no_grad()
     def run(self, notify: Notify) -> None:
         """Quantize all layers, but for those that an earlier run has finished."""
+        with self.files.opened(self._record()):
+            self._run(notify)
+
+    def _run(self, notify: Notify) -> None:
         spec, method = self.parts.spec, self.recipe.steps_of_method
-        self.files.open(self._record())
         torch.manual_seed(self.recipe.seed)
         hidden = self.parts.embed(self.samples.calibration) if method.calibrates else []
         exact = list(hidden) if method.needs_exact_states else None
@@ -107,7 +110,7 @@ class Quantization:
     ) -> tuple[list[Tensor], list[Tensor] | None]:
         """Quantize and write a layer, unless it is written; the hidden states after it."""
         run = LayerRunner(self.parts, index, max(map(len, hidden), default=0))
-        is_written = self.files.path(index).is_file()
+        is_written = self.files.is_written(index)
         layer = None if is_written and exact is None else self.parts.layer(index)
         states = None
         if exact is not None and layer is not None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from quire.compress.float_grid import FloatGrid
-from quire.compress.integer_grid import GroupScales, IntegerGrid
+from quire.compress.code_grids import FloatGrid, GroupScales, IntegerGrid
 from quire.kernels.formats.table import format_of
 from quire.kernels.operands import CodebookWeight, QuantSpec
 from quire.kernels.reference import FP8

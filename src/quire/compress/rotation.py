@@ -93,11 +93,6 @@ class RotatedParts(ModelParts):
         return self._hidden.t() @ tensor
 
 
-def parts_of(base: Path, device: torch.device, *, rotated: bool) -> ModelParts:
-    """A base model's parts. Raises CheckpointError and ConfigError."""
-    return RotatedParts(base, device) if rotated else ModelParts(base, device)
-
-
 def parts_beside(base: Path, quantized: Path, device: torch.device) -> ModelParts:
     """A base model's parts, rotated if its quantized copy was made so."""
     path = quantized / QUANTIZE_RUN

@@ -6,9 +6,11 @@ after the last of them.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,19 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quire.compress.recipe import Recipe
-from quire.errors import ConfigError
-from quire.model_folder import POOLING_FILES, QUANTIZE_RUN, parse_json, unfinished, write_whole
+from quire.errors import CheckpointError, ConfigError
+from quire.model_folder import (
+    POOLING_FILES,
+    QUANTIZE_RUN,
+    parse_json,
+    read_json,
+    unfinished,
+    write_whole,
+)
 from quire.models.checkpoints.checkpoint import INDEX, Checkpoint
 from quire.models.checkpoints.safetensors_header import read_header
 from quire.models.config.quality_report import QUALITY_FILE
-from quire.models.config.weight_files import weight_files
+from quire.models.config.weight_files import json_digest, weight_files
 
 _OWN = ("config.json", QUANTIZE_RUN, QUALITY_FILE)  # which are written anew
 _OTHER = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5")
@@ -35,8 +44,26 @@ class ShardFiles:
     def __init__(self, folder: Path, layers: int) -> None:
         self.folder, self._layers = folder, layers
 
-    def open(self, record: dict[str, Any]) -> None:
-        """Make the folder, or take up a run with the same record. Raises ConfigError."""
+    @contextmanager
+    def opened(self, record: dict[str, Any]) -> Iterator[None]:
+        """The folder of a new run, or of one with the same record, for this process alone.
+
+        Raises ConfigError.
+        """
+        self._make(record)
+        with (self.folder / QUANTIZE_RUN).open("rb") as run:
+            try:
+                fcntl.flock(run, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigError(
+                    f"out: another quire quantize writes to {self.folder}; wait until it ends, or "
+                    "name another folder"
+                ) from error
+            except OSError:  # a file system without locks
+                pass
+            yield
+
+    def _make(self, record: dict[str, Any]) -> None:
         if self._has_run(record):
             return
         run = self.folder / QUANTIZE_RUN
@@ -51,8 +78,8 @@ class ShardFiles:
 
     def is_finished(self, record: dict[str, Any]) -> bool:
         """Whether the folder has all of a run with this record. Raises ConfigError."""
-        files = (self.folder / INDEX, *map(self.path, range(self._layers + 1)))
-        return self._has_run(record) and all(file.is_file() for file in files)
+        has_run = self._has_run(record) and (self.folder / INDEX).is_file()
+        return has_run and all(map(self.is_written, range(self._layers + 1)))
 
     def _has_run(self, record: dict[str, Any]) -> bool:
         path = self.folder / QUANTIZE_RUN
@@ -75,6 +102,13 @@ class ShardFiles:
         """The file of a layer; that of the rest comes after the last layer's."""
         return self.folder / f"model-{index + 1:05d}-of-{self._layers + 1:05d}.safetensors"
 
+    def is_written(self, index: int) -> bool:
+        """Whether a layer's file is there and whole: it may not be after a system went down."""
+        try:
+            return bool(read_header(self.path(index)))
+        except CheckpointError:
+            return False
+
     def write(self, index: int, tensors: dict[str, Tensor]) -> None:
         """Write a layer's tensors, or those of the rest."""
         stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -90,7 +124,7 @@ class ShardFiles:
         """Copy the base model's other files, change its config.json, and write the index."""
         for path in other_files(base):
             _write_whole(self.folder / path.relative_to(base), partial(shutil.copyfile, path))
-        config = json.loads((base / "config.json").read_text()) | changes
+        config = read_json(base / "config.json") | changes
         entries = [e for index in range(self._layers + 1) for e in read_header(self.path(index))]
         index = {
             "metadata": {"total_size": sum(entry.num_bytes for entry in entries)},
@@ -113,12 +147,17 @@ def other_files(folder: Path) -> Iterable[Path]:
 
 
 def recipe_record(recipe: Recipe, base: Path, digest: str | None) -> dict[str, Any]:
-    """The identity of a run: its settings, the model's files, and the text for calibration.
+    """The identity of a run: its settings, the model's weights and config, and the text.
 
-    digest: of that text; None for methods that need none.
+    digest: of the text for calibration; None for methods that need none.
     """
-    files = weight_files(base)
-    return {"recipe": recipe.record(), "base": base.name, "files": files, "calibration": digest}
+    return {
+        "recipe": recipe.record(),
+        "base": base.name,
+        "files": weight_files(base),
+        "config": json_digest(read_json(base / "config.json")),
+        "calibration": digest,
+    }
 
 
 def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:

@@ -5,13 +5,12 @@ In memory at any time: the hidden states of the text in both, and one decoder la
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quire.compress.layer_stream import LayerRunner
+from quire.compress.layer_stream import LayerRunner, Notify
 from quire.compress.model_parts import ModelParts
 from quire.compress.quality_metrics import (
     AnswerMetrics,
@@ -23,8 +22,6 @@ from quire.compress.task_answers import Task, count_right
 from quire.compress.text_samples import Windows
 from quire.errors import CheckpointError, ConfigError
 from quire.models.config.pooling_config import read_pooling
-
-Notify = Callable[[str, int, int], None]  # what is done, how many layers are, of how many
 
 
 @torch.no_grad()
@@ -84,6 +81,7 @@ def _finals(
     ]
     windows = [own[:count] for own in finals]
     found |= {
+        "windows": count,
         "tokens": sum(map(len, samples[:count])),
         "hidden_cosine": cosine_similarity(*windows),
         **_pooled(base, *windows),

@@ -65,6 +65,7 @@ class ErrorKind(enum.StrEnum):
     ENGINE = "engine"  # 500: the request may be sent again
     REQUEST = "request"  # 400: the request must be changed
     OVERLOAD = "overload"  # 503: try again later
+    QUEUE_TIMEOUT = "queue_timeout"  # 503: it waited too long to start
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -45,7 +45,7 @@ class Request:
         "block_hashes",
         "cache_salt",
         "defers_deltas",
-        "due",
+        "due_time",
         "end_token_ids",
         "eos_token_ids",
         "max_total_tokens",
@@ -83,7 +83,7 @@ class Request:
         self.arrival_number = arrival_number  # orders requests of one priority and due time
         self.pooling: PoolingParams | None = message.pooling
         self.queued = queued  # when it reached the engine, in monotonic seconds
-        self.due = 0.0  # when its first token is due: in seconds with a TTFT target, else in tokens
+        self.due_time = 0.0  # of its first token: in seconds with a TTFT target, else in tokens
         wanted = message.sampling.max_tokens
         self.max_total_tokens = (
             max_model_len if wanted is None else min(self.num_prompt_tokens + wanted, max_model_len)

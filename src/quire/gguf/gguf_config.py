@@ -95,13 +95,8 @@ def _rope(header: GgufHeader, name: str, head_dim: int) -> dict[str, Any]:
     }
     if rotary_dim != head_dim:  # a little more, as the product is rounded down
         found["partial_rotary_factor"] = (rotary_dim + 0.25) / head_dim
-    return found | _trained_context(metadata, name)
-
-
-def _trained_context(metadata: Metadata, name: str) -> dict[str, int]:
-    key = f"{name}.rope.scaling.original_context_length"
-    found = metadata.integer(key, 0, low=0)
-    return {"original_max_position_embeddings": found} if found else {}
+    trained = metadata.integer(f"{name}.rope.scaling.original_context_length", 0, low=0)
+    return found | ({"original_max_position_embeddings": trained} if trained else {})
 
 
 def _rope_scaling(header: GgufHeader, key: str, rotary_dim: int) -> dict[str, Any] | None:

@@ -144,4 +144,5 @@ def _remove_oldest(cache: Path) -> None:
     with suppress(OSError):  # another may remove one, too
         folders = sorted(cache.iterdir(), key=last_use, reverse=True)
         for folder in folders[_MOST_FOLDERS:]:
-            shutil.rmtree(folder, ignore_errors=True)
+            # at once, so that one that is killed meanwhile leaves no folder with half of its files
+            shutil.rmtree(folder.rename(folder.with_suffix(".tmp")), ignore_errors=True)

@@ -83,8 +83,7 @@ def _parse(path: Path, reader: HeaderReader) -> GgufHeader:
     metadata = Metadata(path, values)
     _refuse_parts(metadata)
     found = [_tensor(path, reader) for _ in range(num_tensors)]
-    start = _aligned(reader.at, metadata.alignment(_LARGEST_ALIGNMENT))
-    return GgufHeader(path, metadata, _placed(path, reader, metadata, found, start))
+    return GgufHeader(path, metadata, _placed(path, reader, metadata, found))
 
 
 def _check_version(path: Path, reader: HeaderReader) -> None:
@@ -135,10 +134,11 @@ def _unread(path: Path, reader: HeaderReader, name: str, number: int) -> Excepti
 
 
 def _placed(
-    path: Path, reader: HeaderReader, metadata: Metadata, found: list[GgufTensor], start: int
+    path: Path, reader: HeaderReader, metadata: Metadata, found: list[GgufTensor]
 ) -> dict[str, GgufTensor]:
     """The tensors with offsets from the file's start: aligned, in the file, none over another."""
-    alignment, end = metadata.alignment(_LARGEST_ALIGNMENT), start
+    alignment = metadata.alignment(_LARGEST_ALIGNMENT)
+    start = end = -(-reader.at // alignment) * alignment
     placed: dict[str, GgufTensor] = {}
     for each in sorted(found, key=lambda tensor: tensor.offset):
         offset = start + each.offset
@@ -156,7 +156,3 @@ def _placed(
             )
         placed[each.name] = GgufTensor(each.name, each.kind, each.shape, offset, each.num_bytes)
     return placed
-
-
-def _aligned(offset: int, alignment: int) -> int:
-    return -(-offset // alignment) * alignment

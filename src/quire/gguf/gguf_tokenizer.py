@@ -6,7 +6,7 @@ token has the highest score; a list of merges in that order does the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.errors import CheckpointError
@@ -14,7 +14,7 @@ from quire.gguf.metadata import Metadata
 from quire.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from quire.gguf.vocabulary_list import MODEL, NORMAL, USER_DEFINED, VocabularyList
 
-_PRE = "tokenizer.ggml.pre"
+_PRE, _MERGES = "tokenizer.ggml.pre", "tokenizer.ggml.merges"
 _TEMPLATE = "tokenizer.chat_template"
 _ANOTHER = "name the folder of the model's tokenizer (tokenizer='FOLDER')"
 _SPACE = "\u2581"  # SentencePiece's
@@ -47,7 +47,7 @@ def tokenizer_files(metadata: Metadata, words: VocabularyList) -> dict[str, Any]
 
 def chat_templates(metadata: Metadata) -> list[dict[str, str]]:
     """The chat templates, each with its name."""
-    names = metadata.texts(f"{_TEMPLATE}s") if metadata.get(f"{_TEMPLATE}s") is not None else []
+    names = metadata.texts(f"{_TEMPLATE}s")
     keys = {"default": _TEMPLATE} | {name: f"{_TEMPLATE}.{name}" for name in names}
     return [
         {"name": name, "template": metadata.text(key)}
@@ -67,7 +67,7 @@ def _byte_level(metadata: Metadata, words: VocabularyList) -> tuple[dict[str, An
     """A byte-level BPE tokenizer, and whether it begins texts with a token unless a key says so."""
     pre = _pre_tokenizer(metadata, words)
     vocab = words.ids()
-    merges = [_pair(metadata, merge, vocab) for merge in metadata.texts("tokenizer.ggml.merges")]
+    merges = [_pair(metadata, merge, vocab) for merge in metadata.texts(_MERGES, required=True)]
     model = {"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": pre.ignores_merges}
     steps: dict[str, Any] = {"type": "Sequence", "pretokenizers": pre.steps()}
     tokenizer = {
@@ -97,9 +97,7 @@ def _pair(metadata: Metadata, merge: str, vocab: Mapping[str, int]) -> list[str]
     """The two tokens of a merge, which are in the vocabulary, as is what they become."""
     first, _, second = merge.partition(" ")
     if not (first in vocab and second in vocab and first + second in vocab):
-        raise metadata.wrong(
-            "tokenizer.ggml.merges", f"has {merge[:64]!r}, not of tokens; download the file again"
-        )
+        raise metadata.wrong(_MERGES, f"has {merge[:64]!r}, not of tokens; download the file again")
     return [first, second]
 
 
@@ -139,7 +137,7 @@ def _sentence_piece(metadata: Metadata, words: VocabularyList) -> dict[str, Any]
     return _tokenizer(words, model, parts)
 
 
-def merges_by_score(vocab: Mapping[str, int], scores: list[float]) -> list[list[str]]:
+def merges_by_score(vocab: Mapping[str, int], scores: Sequence[float]) -> list[list[str]]:
     """The pairs of tokens that make up a token, those with the highest score first."""
     found = list[tuple[float, int, int, list[str]]]()
     for token, token_id in vocab.items():

@@ -31,12 +31,13 @@ class VocabularyList:
     @classmethod
     def read(cls, metadata: Metadata) -> VocabularyList:
         """The tokens; none where a file has none. Raises CheckpointError for damaged lists."""
-        tokens = metadata.texts(TOKENS) if metadata.get(TOKENS) is not None else []
+        tokens = list(metadata.texts(TOKENS))
         key = "tokenizer.ggml.token_type"
         kinds = [NORMAL] * len(tokens)
         if metadata.get(key) is not None:
             kinds = [int(kind) for kind in metadata.numbers(key, len(tokens))]
-        return cls(metadata, tokens, _corrected(tokens, kinds))
+        kinds = [CONTROL if token in _MARKS else kinds[i] for i, token in enumerate(tokens)]
+        return cls(metadata, tokens, kinds)
 
     def named_id(self, name: str) -> int | None:
         """The id of a token with a role, such as "bos"; None where the file names none."""
@@ -75,8 +76,3 @@ class VocabularyList:
     def ids(self) -> dict[str, int]:
         """Token → id; of equal tokens the first."""
         return {token: i for i, token in reversed(list(enumerate(self.tokens)))}
-
-
-def _corrected(tokens: list[str], kinds: list[int]) -> list[int]:
-    """The kinds of tokens, with the marks at the end of an answer as control tokens."""
-    return [CONTROL if token in _MARKS else kind for token, kind in zip(tokens, kinds, strict=True)]

@@ -14,7 +14,7 @@ from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import InvalidRequestError
 from quire.grammar.byte_bounded_cache import ByteBoundedCache
 from quire.grammar.gbnf import MAX_REASON_CHARS, to_lark
-from quire.grammar.grammar_matcher import AnyMatcher, Matcher, ThoughtMatcher
+from quire.grammar.grammar_matcher import NO_EXTENSION, AnyMatcher, Matcher, ThoughtMatcher
 from quire.grammar.json_style import json_style
 from quire.grammar.schema_bounds import OverBoundsError, check_grammar, check_regex, check_schema
 
@@ -28,6 +28,7 @@ GRAMMAR_BYTES = 256 << 10
 GRAMMAR_BYTES_PER_BYTE = 64
 
 
+_NO_TEXT = "no text matches it; loosen it"
 _ONE_OF = "two of its schemas may hold at once; use anyOf, or tell them apart by a required const"
 _UNENFORCED = {  # of JSON Schema: words of llguidance, and what they mean
     "Unimplemented keys": "keywords that cannot be enforced",
@@ -134,10 +135,11 @@ def _compiled(
     except (OverBoundsError, ValueError) as error:
         raise structured_outputs.invalid(str(error)) from None
     matcher = Matcher(state)
-    if matcher.problem is None and not any(matcher.token_bitmask()):
-        raise structured_outputs.invalid("no text matches it; loosen it")
+    mask = matcher.token_bitmask()  # the first work for a token, which may find a problem
     if matcher.problem is not None:
         raise _refusal(structured_outputs, matcher.problem)
+    if not any(mask):
+        raise structured_outputs.invalid(_NO_TEXT)
     return matcher
 
 
@@ -213,6 +215,10 @@ def _refusal(structured_outputs: StructuredOutputs, problem: str) -> InvalidRequ
     lines = [line.strip() for line in problem.splitlines()]
     causes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     reason = (causes or [lines[0]])[0].removesuffix(" <non-verbose/>")
+    if reason in NO_EXTENSION:
+        return structured_outputs.invalid(_NO_TEXT)
+    if reason.startswith("panic: "):  # says nothing to callers, but names files
+        return structured_outputs.invalid("llguidance fails on it; write it in another way")
     if "coerce_one_of" in reason:  # an option of llguidance, which callers cannot set
         where = reason[: reason.index(": ") + 2] if reason.startswith("at ") else ""
         return structured_outputs.invalid(f"{where}oneOf: {_ONE_OF}")

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
     from quire.array_types import Tokens
 
-_TERMINATED = ("NoExtension", "NoExtensionBias", "EndOfSentence")
+NO_EXTENSION = ("NoExtension", "NoExtensionBias")  # llguidance's words for: no token can follow
+_TERMINATED = (*NO_EXTENSION, "EndOfSentence")
 
 
 class Matcher:

@@ -1,14 +1,16 @@
 """JSON schemas in the words that llguidance knows.
 
 Owns what llguidance would refuse although it constrains nothing or can be said otherwise: formats
-that JSON Schema does not define, which are notes to readers, and names of members that are listed
-or match a pattern (`propertyNames`). Other keywords stay as they are; llguidance refuses them.
+that JSON Schema does not define, which are notes to readers, names of members that are listed or
+match a pattern (`propertyNames`), and different items of a short list (`uniqueItems`). Other
+keywords stay as they are; llguidance refuses them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import permutations
 from typing import Any
 
 Schema = dict[str, Any]
@@ -26,12 +28,13 @@ _SCHEMAS = (  # keywords whose value is a schema or a list of schemas
 _NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _NOTES = frozenset({"title", "description", "$comment", "default", "examples", "deprecated"})
 _A_STRING = ("type", "string")
+_MAX_UNIQUE = 4  # values, of which all or some have 65 orders; 5 have 326
 _MAX_REFS = 64  # of one `propertyNames`, which may lead in a circle
 
 
 def translated(text: str) -> str:
     """A schema's text, translated where that is needed. The text is valid JSON, at most 64 deep."""
-    if "propertyNames" not in text and "format" not in text:
+    if not any(word in text for word in ("propertyNames", "format", "uniqueItems")):
         return text
     schema = json.loads(text)
     if not isinstance(schema, dict) or not _translate(schema):
@@ -47,6 +50,7 @@ def _translate(root: Schema) -> bool:
         rest += _inner(schema)
         changed |= _without_note(schema)
         changed |= _with_names(schema, root)
+        changed |= _with_orders(schema, root)
     return changed
 
 
@@ -92,6 +96,34 @@ def _with_names(schema: Schema, root: Schema) -> bool:
     del schema["propertyNames"]
     schema.update(members, **({"additionalProperties": False} if members else {}))
     return True
+
+
+def _with_orders(schema: Schema, root: Schema) -> bool:
+    """List the orders in which an array may have different items, if those are few scalars."""
+    if schema.get("uniqueItems") is False:
+        del schema["uniqueItems"]
+        return True
+    match schema, _resolved(schema.get("items"), root) or {}:
+        case {"type": "array", "uniqueItems": True}, {"enum": [*values], **rest}:
+            pass
+        case _:
+            return False
+    least, most = schema.get("minItems", 0), schema.get("maxItems", _MAX_UNIQUE)
+    scalars = {(type(value), value) for value in values if type(value) in (str, int, bool)}
+    is_short = len(scalars) == len(values) <= _MAX_UNIQUE and {type(least), type(most)} == {int}
+    if not is_short or not schema.keys().isdisjoint({"anyOf", "prefixItems", "unevaluatedItems"}):
+        return False
+    items = [_shared({**rest, "const": value}, root) for value in values]
+    arrays: list[Schema] = [
+        {"type": "array", "prefixItems": order, "items": False, "minItems": size}
+        for size in range(max(0, least), min(len(items), most) + 1)
+        for order in permutations(items, size)
+    ]
+    if arrays:
+        for word in ("type", "items", "uniqueItems", "minItems", "maxItems"):
+            schema.pop(word, None)
+        schema["anyOf"] = arrays
+    return bool(arrays)
 
 
 def _shared(value: Any, root: Schema) -> Any:

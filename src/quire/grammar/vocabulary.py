@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from quire.errors import InvalidRequestError
+from quire.errors import InvalidRequestError, QuireError
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -67,7 +67,7 @@ class Vocabulary(GreedyVocabulary):
 
     vocab_size: the model's. eos_token_ids: allowed wherever the answer is complete; if there are
     none, one is added that no model draws. Text is split as the tokenizer does it, where that
-    leaves the text as it is.
+    works and leaves the text as it is.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: list[int]) -> None:
@@ -86,7 +86,10 @@ class Vocabulary(GreedyVocabulary):
 
     def split(self, text: str) -> list[int]:
         """The token ids of a text that follows other text."""
-        token_ids = self._tokenizer.encode_inside(text)
+        try:
+            token_ids = self._tokenizer.encode_inside(text)
+        except QuireError:  # llguidance would call the grammar wrong
+            return super().split(text)
         if max(token_ids, default=0) < self.size:
             spelled = b"".join(map(self._tokenizer.token_bytes, token_ids))
             if spelled == text.encode():

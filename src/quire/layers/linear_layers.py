@@ -62,7 +62,7 @@ class LinearBase(LinearModule):
         return rows
 
     def process_after_load(self) -> None:
-        """Let the method convert the weight to its run-time format."""
+        """Let the method convert the weight to its run-time format. Called once."""
         self.method.process_after_load(self)
 
     def load_processed(self, tensors: dict[str, Tensor], description: Description) -> None:

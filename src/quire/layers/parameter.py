@@ -13,7 +13,6 @@ from quire.core.layer_spec import LinearSpec
 from quire.kernels.dispatch import Kernels
 from quire.kernels.operands import LoadedWeight, QuantizedWeight
 from quire.quantization.scheme import FormatChoice
-from quire.quantization.stored_weight import Description
 
 # (parameter, tensor of the checkpoint, name of the part it is or None for the whole)
 WeightLoader = Callable[[Tensor, Tensor, str | None], None]
@@ -69,22 +68,7 @@ def copy_whole(param: Tensor, loaded: Tensor, part: str | None = None) -> None:
     param.copy_(loaded)
 
 
-class LoadedModule(nn.Module, ABC):
-    """A module with something to do once its weights are loaded."""
-
-    @abstractmethod
-    def process_after_load(self) -> None:
-        """Convert the weights to their run-time format. Called once."""
-
-    @abstractmethod
-    def load_processed(self, tensors: dict[str, Tensor], description: Description) -> None:
-        """Take parameters and buffers, by name, as `process_after_load` once left them.
-
-        description: metadata of the weight's format. Raises LookupError if they are not those.
-        """
-
-
-class LinearModule(LoadedModule):
+class LinearModule(nn.Module, ABC):
     """The part of a layer that its linear method reads: weight [out, in], and maybe a bias."""
 
     spec: LinearSpec

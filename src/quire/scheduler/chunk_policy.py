@@ -114,7 +114,7 @@ class ChunkPolicy:
         seconds = max(planned - costs.predict(num_decodes, 0), LEAST_SHARE * planned)
         return max(LEAST_CHUNK, int(seconds / (costs.pace * costs.per_prompt_token)))
 
-    def due(self, queued: float, num_planned: int, num_tokens: int) -> float:
+    def due_time(self, queued: float, num_planned: int, num_tokens: int) -> float:
         """When a prompt of num_tokens is due; prompts run in this order. 0: at once.
 
         Without a TTFT target counted in tokens of prompts (cached ones too) and answers, of which

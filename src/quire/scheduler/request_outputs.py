@@ -12,6 +12,8 @@ NON_FINITE = (
     "if it happens every time, run the model in float32; if that is so already, check its weights"
 )
 _DEFAULT = SamplingParams()
+# Log-probabilities in a deferred delta: its frontend reads so many in 2 ms, and others wait.
+MOST_DEFERRED = 4096
 QUEUE_TIMEOUT = (
     "the request waited in the queue longer than its timeout; send it again when fewer are running"
 )
@@ -93,11 +95,16 @@ def make_delta(
     if token_id is not None:
         _set_token(request, token_id, reason, result, delta)
     delta = _join_pending(request, delta)
-    if delta is pending_delta and delta.finish_reason is None:
+    if delta is pending_delta and delta.finish_reason is None and not _is_large(delta):
         return None
     if request.defers_deltas and token_id is not None:
         request.pending_delta = RequestDelta(request_id=request.request_id)
     return delta
+
+
+def _is_large(delta: RequestDelta) -> bool:
+    scores = delta.logprobs
+    return bool(scores) and len(scores) * len(scores[-1].token_ids) > MOST_DEFERRED
 
 
 def _join_pending(request: Request, delta: RequestDelta) -> RequestDelta:

@@ -90,7 +90,7 @@ class Scheduler:
         is_new = request.num_output_tokens == 0  # else from another engine: its caller waits
         num_tokens = request.num_tokens if is_new else 0
         planned = self._batch.num_planned_tokens
-        request.due = self._policy.due(request.queued, planned, num_tokens)
+        request.due_time = self._policy.due_time(request.queued, planned, num_tokens)
         self._batch.add(request)
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestDelta]:
@@ -100,7 +100,7 @@ class Scheduler:
     def expire(self, request_ids: Iterable[str]) -> list[RequestDelta]:
         """End those of these requests that have not started; queue timeout."""
         return [
-            self._end(request, FinishReason.ERROR, QUEUE_TIMEOUT, ErrorKind.OVERLOAD)
+            self._end(request, FinishReason.ERROR, QUEUE_TIMEOUT, ErrorKind.QUEUE_TIMEOUT)
             for request in self._batch.find(request_ids)
             if request.status is RequestStatus.WAITING and request.num_output_tokens == 0
         ]

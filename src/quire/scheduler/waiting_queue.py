@@ -43,7 +43,7 @@ class WaitingQueue:
 
     def key(self, request: Request) -> QueuePosition:
         """The request's position in the queue: lower numbers of priority come first."""
-        return (request.priority, request.due, request.arrival_number)
+        return (request.priority, request.due_time, request.arrival_number)
 
     def push(self, request: Request) -> None:
         """Add a request to the queue."""

@@ -147,22 +147,38 @@ def _with_parsed_arguments(calls: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _with_parsed(call: dict[str, Any], where: str) -> dict[str, Any]:
-    function, field = call.get("function"), f"{where}.function.arguments"
+    """A call whose arguments are an object; they and its name may be in it without `function`."""
+    if "function" not in call and "name" in call:
+        return _with_object(call, where)
+    function = call.get("function")
     if not isinstance(function, dict):
         return call
-    arguments = function.get("arguments")
+    return call | {"function": _with_object(function, f"{where}.function")}
+
+
+def _with_object(function: dict[str, Any], where: str) -> dict[str, Any]:
+    arguments, field = function.get("arguments"), f"{where}.arguments"
     if arguments is None:  # as in vLLM: most templates fail where there are none
         arguments = {}
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError) as error:
+            if _is_cut(arguments, error):
+                return function  # as the model wrote it
             problem = f"not JSON ({_reason(error)}); send the object"
             raise invalid_value("messages", problem, where=field) from error
     if not isinstance(arguments, dict):  # templates read them by name
         problem = "must be a JSON object; send the arguments by their names"
         raise invalid_value("messages", problem, where=field)
-    return call | {"function": function | {"arguments": arguments}}
+    return function | {"arguments": arguments}
+
+
+def _is_cut(text: str, error: Exception) -> bool:
+    """Whether the text is the begin of an object, as that of a call which max_tokens has cut."""
+    if not isinstance(error, json.JSONDecodeError) or not text.startswith("{"):
+        return False
+    return error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
 
 
 def _reason(error: ValueError | RecursionError) -> str:

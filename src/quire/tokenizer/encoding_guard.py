@@ -20,7 +20,13 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from quire.background import CallerGoneError, is_background, lower_priority, poll_intervals
+from quire.background import (
+    CallerGoneError,
+    is_background,
+    lower_priority,
+    no_thread,
+    poll_intervals,
+)
 from quire.errors import OverloadedError, invalid_value
 from quire.tokenizer.encoding_subprocess import EncodingSubprocess, Question
 
@@ -158,10 +164,7 @@ def _start(encode: Encode, result: Future[list[int]]) -> Callable[[], float]:
         threading.Thread(target=run, name="quire-encode", daemon=True).start()
     except RuntimeError:
         result.cancel()
-        raise OverloadedError(
-            "no thread could be started to read the text; send it again later, or raise the "
-            "server's limit of threads"
-        ) from None
+        raise no_thread() from None
     return lambda: clocks[0]() if clocks else 0.0
 
 

@@ -78,7 +78,7 @@ def _how_to_get_one(folder: Path) -> str:
             "\"from transformers import AutoTokenizer as A; p = '" + str(folder) + "'; "
             'A.from_pretrained(p).save_pretrained(p)"'
         )
-    return "copy it from the model's page, or name another folder with the setting 'tokenizer'"
+    return "copy it from the model's page, or run the model with tokenizer='FOLDER'"
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

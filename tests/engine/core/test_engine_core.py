@@ -226,7 +226,7 @@ class TestLoop:
         add(core, "patient")
         deltas_of = run_until_idle(core)
         (delta,) = deltas_of["waits"]
-        assert delta.error_kind is ErrorKind.OVERLOAD
+        assert delta.error_kind is ErrorKind.QUEUE_TIMEOUT
         assert ends(deltas_of["runs0"]) == ends(deltas_of["patient"]) == ["length"]
 
     def test_blocks_run_out_among_requests_that_share_a_prefix(self, executor_type: type) -> None:
@@ -376,7 +376,7 @@ def test_who_waits_for_a_matcher_waits_and_is_given_up_like_others(started: list
         core.handle(AbortRequests(request_ids=["a"]))
         deltas = core.step().deltas
     assert [(d.finish_reason, d.error_kind) for d in deltas] == [
-        ("abort", ErrorKind.ENGINE) if started else ("error", ErrorKind.OVERLOAD)
+        ("abort", ErrorKind.ENGINE) if started else ("error", ErrorKind.QUEUE_TIMEOUT)
     ]
     assert core.stats.num_waiting == 0
     assert not core.has_work
@@ -413,3 +413,20 @@ def test_no_matcher_outlives_its_request(fails: bool) -> None:
     add(core, "a", structured_outputs=StructuredOutputs(regex="a"))
     assert ends(run_until_idle(core)["a"]) == ["error" if fails else "length"]
     assert not grammars.ready
+
+
+def test_who_finds_no_thread_for_its_grammar_is_asked_to_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    core, _ = make_core(grammars=GrammarMatchers(Anything()))
+    grammar = StructuredOutputs(regex="a")
+    with monkeypatch.context() as none_left:
+        none_left.setattr(threading.Thread, "start", refuse)
+        add(core, "a", structured_outputs=grammar)
+        (delta,) = run_until_idle(core)["a"]
+    assert delta.error_kind is ErrorKind.OVERLOAD
+    add(core, "a", structured_outputs=grammar)
+    assert ends(run_until_idle(core)["a"]) == ["length"]

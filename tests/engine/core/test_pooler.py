@@ -14,10 +14,11 @@ from quire.core.scheduler_output import NewRequest, SampleResult, ScheduledReque
 from quire.engine.core.input_batch import InputBatch
 from quire.engine.core.pooler import Pooler, to_bytes
 from quire.errors import InvalidRequestError
-from quire.models.runtimes.torch_model import CausalLM, TorchStates
+from quire.models.families.llama import LlamaForCausalLM
+from quire.models.runtimes.torch_model import TorchStates
 
 SIZE = 6
-MODEL = cast(CausalLM, None)  # pooling wants no logits
+MODEL = cast(LlamaForCausalLM, None)  # pooling wants no logits
 
 
 class Bench:

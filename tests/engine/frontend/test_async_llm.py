@@ -91,6 +91,30 @@ def test_a_model_that_was_loaded_as_the_shutdown_came_is_closed(
     asyncio.run(main())
 
 
+def test_a_shutdown_that_has_seen_no_start_prevents_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From another thread, between the check and the start."""
+    loads = []
+
+    async def load(_: object) -> None:
+        loads.append(1)
+
+    async def main() -> None:
+        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model="quire-tiny"))
+
+        def start(config: object) -> Coroutine[Any, Any, None]:
+            thread = threading.Thread(target=llm.shutdown)
+            thread.start()
+            thread.join()
+            return load(config)
+
+        monkeypatch.setattr(AsyncEngine, "start", start)
+        with pytest.raises(EngineError, match="was shut down"):
+            await llm.check_health()
+        assert not loads
+
+    asyncio.run(main())
+
+
 def test_a_cancelled_caller_is_cancelled_and_the_model_goes_on_loading(call: Call) -> None:
     async def main() -> None:
         llm, task = await begin(call)

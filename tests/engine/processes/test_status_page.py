@@ -30,6 +30,13 @@ def test_a_page_is_there_before_it_is_touched(memory: int) -> None:
     assert os.fstat(memory).st_blocks * 512 == PAGE_BYTES
 
 
+def test_half_a_page_is_none(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written in part says so only by its number of bytes."""
+    monkeypatch.setattr(os, "pwrite", lambda _fd, data, _at: len(data) // 2)
+    with pytest.raises(OSError, match="No space"):
+        clear_page(memory, NUMBER)
+
+
 def test_a_page_can_be_used_again(memory: int) -> None:
     StatusPage(memory, NUMBER, writable=True).record_started(["a"])
     clear_page(memory, NUMBER)

@@ -16,6 +16,7 @@ from harmed_checkpoints import case_id, check_refused, spoil
 from quantized_checkpoints import Change, stored_in
 from torch import Tensor
 
+from quire.config_file import ConfigFile
 from quire.errors import CheckpointError
 from quire.kernels.formats.table import format_of
 from quire.models.checkpoint_formats.bitsandbytes import (
@@ -24,7 +25,6 @@ from quire.models.checkpoint_formats.bitsandbytes import (
     read_bitsandbytes,
 )
 from quire.models.checkpoint_formats.checkpoint_format import StoredLinear
-from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.loading.quantized_source import QuantizedSource
 from quire.quantization.stored_weight import sizes_of
 
@@ -74,9 +74,11 @@ def with_state(**changes: Any) -> dict[str, Tensor]:
         (with_state(shape=[True, 512]), "has not blocks of 64 and the shape"),
         (with_state(shape="8"), "has not blocks of 64 and the shape"),
         (with_state(nested_offset="x"), "is damaged"),
+        (with_state(nested_offset=float("nan")), "is damaged"),
         (with_state() | {STATE: torch.zeros(3, dtype=torch.uint8)}, "is damaged .Expecting"),
         (with_state() | {STATE: torch.zeros(3, 2, dtype=torch.uint8)}, "is damaged .*truncated"),
         (with_state() | {STATE: torch.full((99_999,), ord("["), dtype=torch.uint8)}, "nested too"),
+        (with_state() | {STATE: torch.zeros(1 << 18, dtype=torch.uint8)}, "damaged .it has 262144"),
         (with_state() | {"weight.quant_map": torch.zeros(16)}, "not the numbers of NF4"),
         (with_state() | {"weight.absmax": torch.full((8,), 1e6)}, "beyond those of float16"),
     ],
@@ -87,9 +89,11 @@ def with_state(**changes: Any) -> dict[str, Tensor]:
         "bool",
         "text",
         "offset",
+        "offset_nan",
         "json",
         "wide",
         "nested",
+        "large",
         "map",
         "scale",
     ],

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from quire import hub
 from quire.config import EngineConfig
+from quire.config_file import ConfigFile
 from quire.engine.startup.resolved_config import resolve
 from quire.errors import CheckpointError
 from quire.model_folder import QUANTIZATION_FILES
@@ -27,7 +28,6 @@ from quire.models.checkpoint_formats.quantization_config import (
     quantization_section,
     read_checkpoint_format,
 )
-from quire.models.checkpoints.config_file import ConfigFile
 
 PROMPT = torch.randint(3, 500, (12,), generator=torch.Generator().manual_seed(1)).tolist()
 

@@ -15,7 +15,7 @@ import torch
 from quantized_checkpoints import stored_in
 from torch import Tensor
 
-from quire.compress.integer_grid import GroupScales, IntegerGrid
+from quire.compress.code_grids import GroupScales, IntegerGrid
 from quire.compress.packing import LEAST_ZERO, awq_tensors, gptq_tensors, packed_tensors
 from quire.compress.quantized_rows import IntegerCodes
 from quire.kernels.torch_dtypes import dtype_name

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from quire.config_file import ConfigFile
 from quire.models.checkpoint_formats.config_readers import READERS
-from quire.models.checkpoints.config_file import ConfigFile
 
 UP, DOWN = "model.layers.1.mlp.up_proj", "model.layers.1.mlp.down_proj"
 DOWN_10 = "model.layers.10.mlp.down_proj"
@@ -53,8 +53,13 @@ def groups(*targets: list[str], **settings: Any) -> dict[str, Any]:
         (groups(["Linear"], ignore=["Linear"]), DOWN, None),
         (groups(["re:model.layers.1"]), DOWN_10, 32),  # of the beginning of a name
         (groups([UP]), DOWN, None),
+        # a model that was saved without a head, whose names lack a part
+        (groups(["Linear"], ignore=["layers.1.mlp.down_proj"]), DOWN, None),
+        (groups(["Linear"], ignore=["layers.1.mlp.down_proj"]), DOWN_10, 32),
+        (groups(["Linear"], ignore=["re:layers.*down"]), DOWN, None),
+        (groups(["Linear"], ["layers.1.mlp.up_proj"]), UP, 64),
     ],
-    ids=range(10),
+    ids=range(14),
 )
 def test_targets(settings: dict[str, Any], module: str, group: int | None) -> None:
     found = stored("compressed-tensors", settings, module)
@@ -74,8 +79,13 @@ def test_targets(settings: dict[str, Any], module: str, group: int | None) -> No
         ("auto-round", {r"layers\.1\.": {"bits": 16}}, DOWN_10, (4, 128)),
         ("auto-round", {".*": {"bits": 8}}, "lm_head", None),
         ("auto-round", {"lm_head": {"bits": 8}}, "lm_head", (8, 128)),
+        ("auto-round", {"(?i)DOWN": {"bits": 16}}, DOWN, None),
+        ("gptq", {"-:(?i).*DOWN": {}}, DOWN, None),
+        # a model that was saved without a head, whose names lack a part
+        ("gptq", {r"-:^layers\.1\.mlp\.down_proj$": {}}, DOWN, None),
+        ("gptq", {r"-:^layers\.1\.mlp\.down_proj$": {}, ".*": {"bits": 8}}, UP, (8, 128)),
     ],
-    ids=range(10),
+    ids=range(14),
 )
 def test_rules(
     method: str, rules: dict[str, Any], module: str, expected: tuple[int, int] | None
@@ -98,10 +108,12 @@ def test_rules(
         (r".*\.(up|down)_proj", DOWN, False),
         (".*layers.1", DOWN_10, True),
         (".*mlp.down", DOWN, True),
+        ("(?i).*MLP.DOWN_PROJ", DOWN, False),
+        ("layers.1.mlp", DOWN, False),  # of a model that was saved without a head
         ("*.down_proj", DOWN, True),  # no regular expression
         ("", DOWN, True),
     ],
-    ids=range(11),
+    ids=range(13),
 )
 def test_modules_that_are_skipped(method: str, listed: str, module: str, is_stored: bool) -> None:
     key = "llm_int8_skip_modules" if method == "bitsandbytes" else "modules_to_not_convert"

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -41,6 +42,7 @@ from quire.models.prepared.prepared_files import (
     prepared_file,
     step_bytes,
 )
+from quire.models.prepared.prepared_reader import Formats
 from quire.models.prepared.prepared_weights import PreparedWeights, _ProcessEnd, prepared_weights
 from quire.models.prepared.safetensors_writer import write_tensors
 from quire.models.prepared.unfinished_file import unfinished_file
@@ -87,6 +89,32 @@ def test_the_second_start_maps_what_the_first_one_made(
     monkeypatch.setattr(loader, "_fill", None)  # nothing is read from the checkpoint
     for ours, theirs in zip(outputs(load(tmp_path, scheme)), outputs(first), strict=True):
         assert torch.equal(ours, theirs)
+
+
+class CountedNames(dict[str, Tensor]):
+    """looked_at: names that loops have gone through."""
+
+    looked_at = 0
+
+    def __iter__(self) -> Iterator[str]:
+        self.looked_at += len(self)
+        return super().__iter__()
+
+
+def test_a_start_does_not_look_at_all_names_for_each_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mixture of experts has ten thousands of both, which took 13 s."""
+    load(tmp_path)
+    give, found = prepared._load_processed, list[CountedNames]()
+
+    def give_counted(model: LlamaForCausalLM, tensors: dict[str, Tensor], formats: Formats) -> None:
+        found.append(CountedNames(tensors))
+        give(model, found[0], formats)
+
+    monkeypatch.setattr(prepared, "_load_processed", give_counted)
+    load(tmp_path)
+    assert found[0].looked_at <= len(found[0])
 
 
 def test_each_choice_has_a_file_of_its_own() -> None:

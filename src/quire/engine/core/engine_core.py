@@ -33,7 +33,7 @@ from quire.engine.core.plan_window import PlanWindow
 from quire.engine.core.queue_deadlines import QueueDeadlines
 from quire.engine.core.step_log import StepLog
 from quire.engine.core.weight_search import WeightSearch
-from quire.errors import InvalidRequestError
+from quire.errors import InvalidRequestError, OverloadedError
 from quire.scheduler.request_outputs import QUEUE_TIMEOUT, make_final_delta
 from quire.scheduler.scheduler import Scheduler
 
@@ -174,7 +174,7 @@ class EngineCore:
         if expired := self._deadlines.take_expired():
             self._add_deltas(self._scheduler.expire(expired))
             for request in self._grammars.cancel(expired, include_started=False):
-                self._refuse(request.request_id, QUEUE_TIMEOUT, ErrorKind.OVERLOAD)
+                self._refuse(request.request_id, QUEUE_TIMEOUT, ErrorKind.QUEUE_TIMEOUT)
         if self._grammars.num_pending:
             self._admit_compiled()
 
@@ -287,6 +287,8 @@ class EngineCore:
         """Refuse a request that raised an error; only the texts of refusals are for clients."""
         if isinstance(error, InvalidRequestError):
             self._refuse(request_id, str(error), ErrorKind.REQUEST, error.param)
+        elif isinstance(error, OverloadedError):
+            self._refuse(request_id, str(error), ErrorKind.OVERLOAD)
         else:
             logger.error("the engine could not %s", task, exc_info=error)
             self._refuse(request_id, f"the engine could not {task}", ErrorKind.ENGINE)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 
+from quire.background import LazyThreads
 from quire.core.request import Request
 from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import InvalidRequestError
@@ -29,7 +30,7 @@ class GrammarMatchers:
 
     def __init__(self, compiler: Compiler | None) -> None:
         self._compiler = compiler
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: LazyThreads | None = None
         self._pending: dict[str, tuple[Request, Future[AnyMatcher]]] = {}
         self.ready: dict[str, AnyMatcher] = {}
 
@@ -39,13 +40,13 @@ class GrammarMatchers:
         return len(self._pending)
 
     def start_compiling(self, request: Request, structured_outputs: StructuredOutputs) -> None:
-        """Start to compile a request's grammar. Raises InvalidRequestError."""
+        """Start to compile a request's grammar. Raises InvalidRequestError or OverloadedError."""
         if self._compiler is None:
             raise structured_outputs.invalid(
                 "it needs a tokenizer, which this engine does not have; leave it out"
             )
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(_COMPILE_THREADS, "quire-grammar")
+            self._pool = LazyThreads(_COMPILE_THREADS, "quire-grammar")
         output_token_ids = request.token_ids[request.num_prompt_tokens :]
         future = self._pool.submit(
             _new_matcher, self._compiler, structured_outputs, output_token_ids

@@ -134,6 +134,8 @@ class AsyncLLM(ModelOwner):
         self._check_open()
         if self._start is None:
             self._start = asyncio.create_task(AsyncEngine.start(self._config))
+        if self._is_closed:  # meanwhile, by another thread, which may have seen no start
+            self._start.cancel()
         check_loop(self._start.get_loop())
         await asyncio.wait([self._start])  # raises nothing if `shutdown` cancels it
         self._check_open()

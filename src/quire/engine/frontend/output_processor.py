@@ -24,7 +24,13 @@ from quire.core.request_output import (
 from quire.engine.frontend.input_processor import PreparedRequest
 from quire.engine.frontend.progress_reports import ProgressReports
 from quire.engine.frontend.request_metrics import AnswerTimes, RequestMetrics
-from quire.errors import EngineError, InvalidRequestError, QueueTimeoutError, QuireError
+from quire.errors import (
+    EngineError,
+    InvalidRequestError,
+    OverloadedError,
+    QueueTimeoutError,
+    QuireError,
+)
 from quire.tokenizer.detokenizer import Detokenizer
 from quire.tokenizer.no_text import NoText
 from quire.tokenizer.tokenizer import Tokenizer
@@ -315,6 +321,8 @@ def _as_error(message: str, delta: RequestDelta) -> QuireError:
         case ErrorKind.REQUEST:
             return InvalidRequestError(message, param=delta.error_param, code="invalid_value")
         case ErrorKind.OVERLOAD:
+            return OverloadedError(message)
+        case ErrorKind.QUEUE_TIMEOUT:
             return QueueTimeoutError(message)
         case ErrorKind.ENGINE:
             return EngineError(message)

@@ -170,7 +170,7 @@ class RequestTracker:
         if unfinished:
             self.post(AbortRequests(request_ids=unfinished))
         for queue in self._queues.values():
-            queue.put(error)
+            queue.put(copy(error))
 
     def _hand_over(self, deltas: list[RequestDelta]) -> None:
         processed = self._processor.process(deltas)

@@ -32,7 +32,8 @@ from quire.engine.gpu.step_logits import StepLogits, WantedScores
 from quire.engine.gpu.step_work import DeviceDraw, ModelWork
 from quire.kernels.batch_layout import have_few_keys
 from quire.kernels.dispatch import Kernels
-from quire.models.runtimes.torch_model import CausalLM, KVCaches, TorchStates
+from quire.models.families.llama import LlamaForCausalLM
+from quire.models.runtimes.torch_model import KVCaches, TorchStates
 from quire.sampling.device_logits_processors import DRAWN, EXHAUSTED
 from quire.sampling.structured_mask import GrammarConstraint, advance_grammars
 
@@ -65,7 +66,7 @@ class DeviceRunner:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: LlamaForCausalLM,
         kv_caches: KVCaches,
         limits: RequestLimits,
         running: RunningRequests,

@@ -16,7 +16,8 @@ from quire.engine.gpu.device_batch import DeviceBatch
 from quire.engine.gpu.step_graphs import StepTensors, TokenStates
 from quire.kernels.dispatch import Kernels
 from quire.layers.forward_context import ForwardContext, Heartbeat
-from quire.models.runtimes.torch_model import CausalLM, KVCaches
+from quire.models.families.llama import LlamaForCausalLM
+from quire.models.runtimes.torch_model import KVCaches
 
 
 class DeviceDraw(Protocol):
@@ -40,7 +41,7 @@ class ModelWork:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: LlamaForCausalLM,
         kv_caches: KVCaches,
         batch: DeviceBatch,
         sampler: DeviceDraw,
@@ -92,7 +93,7 @@ class ModelWork:
 
 
 def run_layers(
-    model: CausalLM,
+    model: LlamaForCausalLM,
     input_ids: Tensor,
     positions: Tensor,
     context: ForwardContext,
@@ -111,7 +112,7 @@ def run_layers(
     return TokenStates(model.forward(input_ids, positions, context))
 
 
-def hidden_states(model: CausalLM, tokens: TokenStates) -> Tensor:
+def hidden_states(model: LlamaForCausalLM, tokens: TokenStates) -> Tensor:
     """Hidden states [N, H] of what `run_layers` found; may be written over its rows."""
     return tokens.states if tokens.heads is None else model.finish(tokens.states, tokens.heads)
 

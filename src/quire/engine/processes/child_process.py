@@ -13,6 +13,14 @@ from quire.background import MODULE as BACKGROUND
 from quire.engine.processes.control_channel import ControlMessage, pack, read_control
 from quire.errors import EngineError
 
+_ENVIRONMENT = {
+    # the parent has fetched what its models need; a later start depends on no network
+    "HF_HUB_OFFLINE": "1",
+    # texts are encoded one by one: the library would start a thread for each core, and fail for
+    # good where one cannot be started
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
 
 def describe(status: int) -> str:
     """A description of how a process ended. status: see `Child.end`."""
@@ -108,8 +116,7 @@ async def _start(
                 sys.executable, "-P", "-m", *command,
                 stdin=theirs.fileno(),
                 pass_fds=pass_fds,
-                # the parent has fetched what its models need; a later start depends on no network
-                env=os.environ | {"HF_HUB_OFFLINE": "1"},
+                env=os.environ | _ENVIRONMENT,
                 # only the parent handles Ctrl-C. Not a new session: Linux would then schedule the
                 # child's low priority only against itself
                 process_group=0,

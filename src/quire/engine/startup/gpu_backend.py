@@ -32,7 +32,8 @@ from quire.kernels.ragged_batch import FlatTokens
 from quire.kernels.torch_dtypes import torch_dtype
 from quire.kvcache.kv_storage import allocate_kv
 from quire.layers.forward_context import ForwardContext, Heartbeat
-from quire.models.runtimes.torch_model import CausalLM, KVCaches, TorchModel
+from quire.models.families.llama import LlamaForCausalLM
+from quire.models.runtimes.torch_model import KVCaches, TorchModel
 from quire.sampling.structured_mask import Matcher
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,9 @@ class GpuBackend:
     for it within a step, so there each step runs to its end.
     """
 
-    def __init__(self, resolved: ResolvedConfig, model: CausalLM, device: torch.device) -> None:
+    def __init__(
+        self, resolved: ResolvedConfig, model: LlamaForCausalLM, device: torch.device
+    ) -> None:
         self.resolved, self.device = resolved, str(device)
         self.table: StepTable | None = None
         self._model, self._on = model, device
@@ -95,7 +98,7 @@ class GpuBackend:
         """Do nothing: a GPU's start leaves nothing behind."""
 
 
-def measured_bytes(resolved: ResolvedConfig, model: CausalLM, device: torch.device) -> int:
+def measured_bytes(resolved: ResolvedConfig, model: LlamaForCausalLM, device: torch.device) -> int:
     """Memory profiling: GPU bytes left for the KV cache by gpu_memory_utilization; may be < 0."""
     config, model_config = resolved.config, resolved.model_config
     torch.cuda.synchronize(device)
@@ -117,7 +120,9 @@ def measured_bytes(resolved: ResolvedConfig, model: CausalLM, device: torch.devi
 
 
 @torch.inference_mode()
-def run_largest_step(resolved: ResolvedConfig, model: CausalLM, device: torch.device) -> None:
+def run_largest_step(
+    resolved: ResolvedConfig, model: LlamaForCausalLM, device: torch.device
+) -> None:
     """Run prompts of all tokens that a step may have, and logits of all requests it may have.
 
     It goes through as many layers as there are kinds, since a layer leaves nothing but what the

@@ -44,6 +44,10 @@ _FAILED = (
     "the weights do not pass the quality gate, which is off: %s; quantize them with more bits, "
     "smaller groups or another method"
 )
+_SKIPS_NOTHING = (
+    "kv_cache_dtype_skip_layers has no effect: the whole KV cache is in %s; set kv_cache_dtype to "
+    "fp8 or int8, or leave it out"
+)
 MOST_OFFSETS = 2**31 - 1  # in a tensor
 # Requests times key heads of decode attention, NUM_COUNTERS of the kernels, which import Triton.
 MOST_ROWS = 2**18
@@ -88,7 +92,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
         return list(zip(self.model_config.spec.layers, self.kv_layers, strict=True))
 
     def log_weights(self) -> None:
-        """Log a data type that the config lacks, and warn of weights' quality.
+        """Log a data type that the config lacks, and a setting without effect; warn of quality.
 
         That is, if they are quantized twice, or served although their check failed, or without an
         adapter that lies beside them.
@@ -96,6 +100,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
         model_config = self.model_config
         if adapter := unapplied_adapter(self.folder):
             logger.warning("%s", adapter)
+        if self.config.cache.kv_cache_dtype_skip_layers and self.kv_dtype == self.dtype:
+            logger.warning(_SKIPS_NOTHING, self.kv_dtype)
         if self.config.model.dtype == "auto" and not model_config.names_dtype:
             logger.info("config.json names no dtype; that of the weights is %s", model_config.dtype)
         if self.quality is not None and self.config.model.quality_gate == OFF:

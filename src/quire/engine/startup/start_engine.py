@@ -23,7 +23,7 @@ from quire.engine.startup.kv_cache_size import choose_max_model_len, choose_num_
 from quire.engine.startup.out_of_memory import fitting_kv, fitting_step
 from quire.engine.startup.resolved_config import ResolvedConfig, request_limits
 from quire.engine.startup.startup_phases import Phases
-from quire.engine.startup.torch_import import import_torch
+from quire.engine.startup.torch_import import can_run_torch, import_torch
 from quire.grammar.grammar_compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
 from quire.kvcache.kv_cache_manager import KVCacheManager
@@ -31,6 +31,7 @@ from quire.kvcache.kv_sizes import block_bytes
 from quire.layers.forward_context import Heartbeat, no_heartbeat
 from quire.models.checkpoints.open_checkpoint import weight_bytes
 from quire.models.config.model_config import ModelConfig
+from quire.processes import forked_error
 from quire.scheduler.scheduler import Scheduler
 from quire.tokenizer.load_tokenizer import load_tokenizer
 
@@ -104,6 +105,7 @@ def _weights_name(config: EngineConfig, model_config: ModelConfig) -> str:
 
 def _load(config: EngineConfig, phases: Phases) -> Backend:
     """Load the model without PyTorch if that is possible, and say why if it is not."""
+    runs_torch = can_run_torch()
     try:
         return load_prepared(config, phases)
     except UnsupportedModelError as reason:
@@ -111,6 +113,8 @@ def _load(config: EngineConfig, phases: Phases) -> Backend:
     with phases.timed("imports"):
         import_torch()
         from quire.engine.startup.torch_start import load_with_torch
+    if not runs_torch:
+        raise forked_error("PyTorch has run")
 
     return load_with_torch(config, phases)
 
@@ -132,9 +136,16 @@ def _make_scheduler(backend: Backend, limits: RequestLimits, executor: Executor)
 
 
 def _find_unsound(resolved: ResolvedConfig) -> str:
-    from quire.models.checkpoints.unsound_weights import describe_unsound  # most engines need none
+    # here, as most engines need none of it
+    from quire.models.checkpoints.unsound_weights import describe_unsound
+    from quire.models.prepared.prepared_files import prepared_file
+    from quire.models.prepared.prepared_reader import describe_damage
 
-    return describe_unsound(resolved.folder)
+    if found := describe_unsound(resolved.folder):
+        return found
+    model = resolved.config.model
+    file = prepared_file(model, resolved.model_config, resolved.folder, resolved.dtype)
+    return "" if file is None else describe_damage(file)
 
 
 def _grammar_compiler(config: EngineConfig, model_config: ModelConfig) -> GrammarCompiler:

@@ -11,6 +11,7 @@ import ctypes
 import gc
 import mmap
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ from quire.processes import exit_on_interrupt
 
 # Shape functions for tracing models: a quarter of PyTorch's import, which nothing here needs.
 _LEFT_OUT = "torch._meta_registrations"
+_THREADS = Path("/proc/self/task")  # of this process; only Linux lists them
+_LONGEST_LOOP = 5  # seconds; it takes a millisecond
 
 
 def import_torch() -> None:
@@ -43,6 +46,26 @@ def import_torch() -> None:
 
     with DeferredInterrupt():
         import torch  # noqa: F401
+
+
+def can_run_torch() -> bool:
+    """Whether loops of PyTorch, if the program has imported it, end in this process.
+
+    They do not in a fork of one in which PyTorch has run: OpenMP's threads are not forked. Nothing
+    says so but such a loop, in a process that the system ends. Asked before there are own threads.
+    """
+    is_fork = _THREADS.exists() and len([*_THREADS.iterdir()]) == 1  # one begins so
+    if "torch" not in sys.modules or not is_fork:
+        return True
+    import torch
+
+    if (child := os.fork()) == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(_LONGEST_LOOP)
+        torch.set_num_threads(2)
+        torch.ones(1 << 17).exp_()  # parallel above 2**15 numbers
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGALRM
 
 
 @contextmanager

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import re
-
+from quire.config_file import ConfigFile
 from quire.models.checkpoint_formats.awq import AwqLinear
 from quire.models.checkpoint_formats.checkpoint_format import StoredLinear
 from quire.models.checkpoint_formats.gptq import GptqLinear, read_bits
-from quire.models.checkpoint_formats.module_rules import ModuleRules, check_patterns
-from quire.models.checkpoints.config_file import ConfigFile
+from quire.models.checkpoint_formats.module_rules import (
+    ModuleRules,
+    Names,
+    Rule,
+    check_patterns,
+    surrounded,
+)
 
 _FULL_BITS = (16, 32)  # of what is not quantized
 _LESS = ("auto_round:auto_gptq", "auto_round:gptq", "auto")  # zero points are stored less 1
@@ -27,8 +31,8 @@ def read_auto_round(config: ConfigFile) -> ModuleRules:
     if linear is None:
         raise config.wrong("bits", "is that of 16-bit weights; take the 16-bit checkpoint")
     own = _own_settings(config)
-    rules = [(re.compile(f"{re.escape(name)}$"), each) for name, each in own.items()]
-    rules += [(re.compile(f".*?(?:{pattern})"), each) for pattern, each in own.items()]
+    rules: list[Rule] = [(Names([name]), each) for name, each in own.items()]
+    rules += [(surrounded(".*?", pattern, ""), each) for pattern, each in own.items()]
     has_head = own.get("lm_head") is not None
     return ModuleRules(
         name="auto-round",

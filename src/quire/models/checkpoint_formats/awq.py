@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from quire.config_file import ConfigFile
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import SCALE_DTYPES, StoredTensor
 from quire.models.checkpoint_formats.integer_linear import (
@@ -24,7 +25,6 @@ from quire.models.checkpoint_formats.module_rules import (
     read_dynamic,
     read_ignored,
 )
-from quire.models.checkpoints.config_file import ConfigFile
 
 if TYPE_CHECKING:
     from torch import Tensor

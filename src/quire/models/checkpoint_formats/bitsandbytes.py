@@ -11,10 +11,12 @@ Eight bits: `weight` int8 [N, K] and `SCB`, the largest magnitude of each output
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from quire.config_file import ConfigFile
 from quire.kernels.operands import QuantSpec
 from quire.model_folder import parse_json
 from quire.models.checkpoint_formats.checkpoint_format import (
@@ -24,7 +26,6 @@ from quire.models.checkpoint_formats.checkpoint_format import (
     in_float16,
 )
 from quire.models.checkpoint_formats.module_rules import ModuleRules, read_ignored
-from quire.models.checkpoints.config_file import ConfigFile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _BLOCK, NESTED_BLOCK = 64, 256  # numbers that share a scale; scales that share one
 _KINDS = ("nf4", "fp4")
 _STEP = 1 << 22  # numbers that are made at a time; whole blocks
+_MOST_STATE = 1 << 17  # bytes of settings in JSON; real ones have some hundreds
 _UNIT = 7.874015718698502e-3  # 1 / 127, as bitsandbytes writes it
 
 
@@ -129,15 +131,20 @@ class FourBitLinear(StoredLinear):
 
     def _state(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """The settings, which are JSON. Raises ValueError for what is none."""
+        text = tensors[self._state_name].flatten()
         try:
-            found = parse_json(bytes(tensors[self._state_name].flatten().tolist()))
+            if len(text) > _MOST_STATE:
+                raise ValueError(f"it has {len(text)} bytes")
+            found: Any = parse_json(bytes(text.tolist()))
         except ValueError as error:
             raise ValueError(
                 f"its {self._state_name} is damaged ({error}); download the file again"
             ) from error
-        if not isinstance(found, dict) or not isinstance(found.get("nested_offset", 0.0), float):
-            raise ValueError(f"its {self._state_name} is damaged; download the file again")
-        return found
+        if isinstance(found, dict):
+            offset = found.get("nested_offset", 0.0)
+            if isinstance(offset, float) and math.isfinite(offset):
+                return found
+        raise ValueError(f"its {self._state_name} is damaged; download the file again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,22 +174,17 @@ class EightBitLinear(StoredLinear):
         from quire.kernels.reference_arrays import few_rows
         from quire.kernels.torch_dtypes import torch_dtype
 
-        self._check_layout(tensors)
-        codes, largest = tensors["weight"], tensors["SCB"].float()[:, None]
-        out = torch.empty(codes.shape, dtype=torch_dtype(dtype), device=codes.device)
-        for own in few_rows(len(codes), codes.shape[1], _STEP):
-            out[own] = codes[own].float() * largest[own] * _UNIT
-        return out
-
-    @staticmethod
-    def _check_layout(tensors: Mapping[str, Tensor]) -> None:
-        """Raise ValueError for the tiles that old versions stored."""
         layout = tensors.get("weight_format")
         if layout is not None and int(layout) != 0:
             raise ValueError(
                 "its weight_format is that of tiles for a GPU; save it with bitsandbytes 0.45 or "
                 "later"
             )
+        codes, largest = tensors["weight"], tensors["SCB"].float()[:, None]
+        out = torch.empty(codes.shape, dtype=torch_dtype(dtype), device=codes.device)
+        for own in few_rows(len(codes), codes.shape[1], _STEP):
+            out[own] = codes[own].float() * largest[own] * _UNIT
+        return out
 
 
 def read_bitsandbytes(config: ConfigFile) -> ModuleRules:

@@ -134,8 +134,3 @@ class CheckpointFormat(ABC):
     def stored_table(self, module: str) -> StoredLinear | None:  # noqa: ARG002
         """The storage of an embedding; None where it is not quantized."""
         return None
-
-
-def names_module(pattern: str, module: str) -> bool:
-    """Whether some whole words of a module's dotted name are those of the pattern."""
-    return f".{pattern}." in f".{module}."

@@ -64,18 +64,14 @@ class CheckpointScheme:
 
     def format_for(self, module: str, role: Role, n: int, k: int) -> WeightFormat | None:
         """See `Scheme.format_for`."""
-        found = self._spec_of(module)
+        linear = self._linears.get(module)
+        parts = [] if linear is None else parts_of(self._checkpoint, module, linear)
+        found = common_spec(parts, k)
         if found is None or found.codes not in self._served:
             if self._otherwise is None or module not in self._quantized:
                 return None
             return self._otherwise.format_for(module, role, n, k)
         return format_of(found)
-
-    def _spec_of(self, module: str) -> QuantSpec | None:
-        linear = self._linears.get(module)
-        if linear is None:
-            return None
-        return common_spec(parts_of(self._checkpoint, module, linear), linear.k)
 
 
 def served_formats(device: str, dtype: str, capability: tuple[int, int] | None) -> tuple[str, ...]:

@@ -9,30 +9,29 @@ weight_scale.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from quire.config_file import ConfigFile
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import (
     SCALE_DTYPES,
-    CheckpointFormat,
     StoredLinear,
     StoredTensor,
 )
 from quire.models.checkpoint_formats.fp8_checkpoint import read_block
-from quire.models.checkpoint_formats.input_order import permutation_of
 from quire.models.checkpoint_formats.integer_linear import (
     IntegerLinear,
     group_problem,
     integer_spec,
     num_groups,
 )
-from quire.models.checkpoint_formats.module_rules import check_patterns
+from quire.models.checkpoint_formats.module_rules import ModuleRules, Names, Rule, check_patterns
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
 from quire.models.checkpoint_formats.stored_int8 import GroupedBytesLinear, Int8Linear
 from quire.models.checkpoint_formats.stored_mxfp4 import MXFP4_GROUP, Mxfp4Linear
-from quire.models.checkpoints.config_file import ConfigFile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,9 +93,9 @@ class PackedLinear(IntegerLinear):
 
     def integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
         """See `IntegerLinear`."""
-        from quire.models.checkpoint_formats.input_order import in_order
         from quire.models.checkpoint_formats.integer_rows import (
             IntegerRows,
+            sorted_by_group,
             unpacked,
             words_as_rows,
         )
@@ -108,10 +107,7 @@ class PackedLinear(IntegerLinear):
                 f"its weight_shape is {stored.tolist()}, but weight_packed has the codes of "
                 f"{shape}; download the file again"
             )
-        order = tensors.get("weight_g_idx")
-        permutation = None if order is None else permutation_of(order)
-        if permutation is not None:
-            codes = in_order(codes, permutation, self.bits)
+        codes, permutation = sorted_by_group(codes, tensors.get("weight_g_idx"), self.bits)
         if not self.is_symmetric:
             words = tensors["weight_zero_point"].t()
             zeros = unpacked(words_as_rows(words), self.bits).t()
@@ -119,44 +115,7 @@ class PackedLinear(IntegerLinear):
         return IntegerRows(codes, scale, zeros, self.bits, permutation, self.rounds)
 
 
-@dataclass(frozen=True, slots=True)
-class CompressedTensors(CheckpointFormat):
-    """Modules by targets: their names, `re:` patterns of these, or classes.
-
-    groups: pairs of targets and a layout, in order. ignored: targets that are not quantized.
-    """
-
-    groups: tuple[tuple[tuple[str, ...], StoredLinear], ...]
-    ignored: tuple[str, ...]
-    choice: str
-    name: str = "compressed-tensors"
-
-    def stored_linear(self, module: str) -> StoredLinear | None:
-        """See `CheckpointFormat`."""
-        return self._stored(module, _LINEAR)
-
-    def stored_table(self, module: str) -> StoredLinear | None:
-        """See `CheckpointFormat`."""
-        return self._stored(module, _EMBEDDING)
-
-    def _stored(self, module: str, kind: str) -> StoredLinear | None:
-        """Names go before patterns, and these in order before classes. kind: the module's class."""
-        if any(_matches(target, module, kind) for target in self.ignored):
-            return None
-        known = {target: linear for targets, linear in self.groups for target in targets}
-        patterns = sorted(target for target in known if target.startswith(_REGEX))
-        found = (target for target in (module, *patterns) if _matches(target, module, kind))
-        return known.get(next((target for target in found if target in known), kind))
-
-
-def _matches(target: str, module: str, kind: str) -> bool:
-    """Whether a target is a module's name, a pattern that matches it, or its class."""
-    if target.startswith(_REGEX):
-        return re.match(target.removeprefix(_REGEX), module) is not None
-    return target in (module, kind)
-
-
-def read_compressed_tensors(config: ConfigFile) -> CompressedTensors:
+def read_compressed_tensors(config: ConfigFile) -> ModuleRules:
     """The format of a quantization_config. Raises CheckpointError."""
     status = config.text("quantization_status", "compressed")
     if status != "compressed":
@@ -170,15 +129,21 @@ def read_compressed_tensors(config: ConfigFile) -> CompressedTensors:
     section = config.section("config_groups")
     if section is None:
         raise config.wrong("config_groups", "is missing; take the config file of the checkpoint")
-    groups = []
+    targets = dict[str, StoredLinear | None]()
     for name in section.values:
         group = section.section(name)
         if group is None:
             raise section.wrong(name, "is empty; take the config file of the checkpoint")
         layout = _layout(group, group.text("format", config.text("format", "")))
-        groups.append((_targets(group, "targets"), layout))
-    return CompressedTensors(
-        tuple(groups), _targets(config, "ignore"), f"targets and ignore of {config.location}"
+        targets |= dict.fromkeys(_targets(group, "targets"), layout)
+    ignored = dict.fromkeys(_targets(config, "ignore"))
+    return ModuleRules(
+        name="compressed-tensors",
+        linear=None,
+        rules=_rules(ignored, _LINEAR) + _rules(targets, _LINEAR),
+        table_rules=_rules(ignored, _EMBEDDING) + _rules(targets, _EMBEDDING),
+        has_head=True,
+        choice=f"targets and ignore of {config.location}",
     )
 
 
@@ -206,6 +171,22 @@ def _targets(config: ConfigFile, key: str) -> tuple[str, ...]:
     patterns = [target.removeprefix(_REGEX) for target in found if target.startswith(_REGEX)]
     check_patterns(config, key, patterns)
     return found
+
+
+def _rules(targets: Mapping[str, StoredLinear | None], kind: str) -> tuple[Rule, ...]:
+    """Rules for names, then for patterns in alphabetical order, then for all of a class.
+
+    kind: the class of the modules that the rules are for.
+    """
+    names = defaultdict[StoredLinear | None, list[str]](list)
+    for target, linear in targets.items():
+        if target != kind and not target.startswith(_REGEX):
+            names[linear].append(target)
+    found: list[Rule] = [(Names(own), linear) for linear, own in names.items()]
+    patterns = sorted(target for target in targets if target.startswith(_REGEX))
+    found += [(re.compile(target.removeprefix(_REGEX)), targets[target]) for target in patterns]
+    found += [(re.compile(""), targets[kind])] if kind in targets else []
+    return tuple(found)
 
 
 def _layout(group: ConfigFile, stored_as: str) -> StoredLinear:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from quire.config_file import ConfigFile
 from quire.models.checkpoint_formats.auto_round import read_auto_round
 from quire.models.checkpoint_formats.awq import read_awq
 from quire.models.checkpoint_formats.bitsandbytes import read_bitsandbytes
@@ -12,7 +13,6 @@ from quire.models.checkpoint_formats.compressed_tensors import read_compressed_t
 from quire.models.checkpoint_formats.fp8_checkpoint import read_fbgemm, read_fp8, read_modelopt
 from quire.models.checkpoint_formats.gguf_format import read_gguf
 from quire.models.checkpoint_formats.gptq import read_gptq
-from quire.models.checkpoints.config_file import ConfigFile
 
 READERS: dict[str, Callable[[ConfigFile], CheckpointFormat]] = {
     "auto-round": read_auto_round,

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from fnmatch import translate
 
+from quire.config_file import ConfigFile
 from quire.models.checkpoint_formats.module_rules import ModuleRules, read_ignored
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
-from quire.models.checkpoints.config_file import ConfigFile
 
 _MODELOPT = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "channel"}  # what has a scale
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
+from quire.config_file import ConfigFile
 from quire.gguf.block_types import TYPES_BY_NAME
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import (
@@ -18,7 +19,6 @@ from quire.models.checkpoint_formats.checkpoint_format import (
     StoredLinear,
     StoredTensor,
 )
-from quire.models.checkpoints.config_file import ConfigFile
 
 if TYPE_CHECKING:
     from torch import Tensor

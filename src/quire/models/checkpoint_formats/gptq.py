@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from quire.config_file import ConfigFile
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import SCALE_DTYPES, StoredTensor
-from quire.models.checkpoint_formats.input_order import permutation_of
 from quire.models.checkpoint_formats.integer_linear import (
     IntegerLinear,
     group_problem,
@@ -21,7 +21,6 @@ from quire.models.checkpoint_formats.integer_linear import (
     num_groups,
 )
 from quire.models.checkpoint_formats.module_rules import ModuleRules, first_text, read_dynamic
-from quire.models.checkpoints.config_file import ConfigFile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,15 +78,16 @@ class GptqLinear(IntegerLinear):
 
     def integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
         """See `IntegerLinear`."""
-        from quire.models.checkpoint_formats.input_order import in_order
-        from quire.models.checkpoint_formats.integer_rows import IntegerRows, words_as_rows
+        from quire.models.checkpoint_formats.integer_rows import (
+            IntegerRows,
+            sorted_by_group,
+            words_as_rows,
+        )
 
         codes = words_as_rows(tensors["qweight"].t())
         if self.is_ordered and bool((tensors["g_idx"] < 0).any()):  # as if they were in order
             raise ValueError("its g_idx has inputs of no group; download the file again")
-        permutation = permutation_of(tensors["g_idx"]) if "g_idx" in tensors else None
-        if permutation is not None:
-            codes = in_order(codes, permutation, self.bits)
+        codes, permutation = sorted_by_group(codes, tensors.get("g_idx"), self.bits)
         zeros = self._zeros(tensors["qzeros"])
         if zeros is not None and self.bits == 4:
             self._check_middle(codes, zeros)

@@ -1,8 +1,9 @@
 """Codes of 4 and 8 bits in rows, as checkpoints of integers all come down to.
 
-Owns the way from such rows to canonical rows or to numbers; where a checkpoint's bits lie is known
-to its own file. Codes are unsigned: (code - zero) · scale, where zero is half of their range if
-there are no zero points.
+Owns the way from such rows to canonical rows or to numbers, and act-order: the order in which
+inputs were grouped, from the group of each (g_idx). Where a checkpoint's bits lie is known to its
+own file. Codes are unsigned: (code - zero) · scale, where zero is half of their range if there are
+no zero points.
 """
 
 from __future__ import annotations
@@ -103,6 +104,38 @@ def unpacked(codes: Tensor, bits: int) -> Tensor:
 def packed(codes: Tensor, bits: int) -> Tensor:
     """The inverse of `unpacked`."""
     return codes if bits == 8 else codes[:, 0::2] | codes[:, 1::2] << 4
+
+
+def check_groups(g_idx: Tensor, group: int) -> None:
+    """Raise ValueError unless groups have that many inputs each; the last one has the rest."""
+    if _has_none(g_idx):
+        return
+    expected = torch.arange(len(g_idx), dtype=g_idx.dtype, device=g_idx.device) // group
+    if not torch.equal(g_idx.sort().values, expected):
+        count = -(-len(g_idx) // group)
+        raise ValueError(f"it does not put its inputs into {count} groups of one size")
+
+
+def _has_none(g_idx: Tensor) -> bool:
+    """Whether groups are those of the inputs' own order: llm-compressor then stores only -1."""
+    return bool((g_idx == -1).all())
+
+
+def permutation_of(g_idx: Tensor) -> Tensor | None:
+    """The inputs sorted by group, int32 [K]; None where they are."""
+    if _has_none(g_idx):
+        return None
+    order = torch.argsort(g_idx, stable=True).int()
+    ordered = torch.arange(len(order), dtype=torch.int32, device=order.device)
+    return None if torch.equal(order, ordered) else order
+
+
+def sorted_by_group(codes: Tensor, g_idx: Tensor | None, bits: int) -> tuple[Tensor, Tensor | None]:
+    """Packed rows [N, K · bits / 8] with their inputs sorted by group, and the permutation."""
+    permutation = None if g_idx is None else permutation_of(g_idx)
+    if permutation is not None:
+        codes = packed(unpacked(codes, bits)[:, permutation.long()], bits)
+    return codes, permutation
 
 
 def words_as_rows(words: Tensor) -> Tensor:

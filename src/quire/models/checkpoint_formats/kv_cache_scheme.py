@@ -10,7 +10,7 @@ import re
 
 import msgspec
 
-from quire.models.checkpoints.config_file import ConfigFile
+from quire.config_file import ConfigFile
 
 # vLLM's and ModelOpt's names, those of llm-compressor, and AutoFP8's `k_proj.output_scale`
 _SCALE = re.compile(

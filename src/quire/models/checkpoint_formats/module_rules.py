@@ -9,12 +9,9 @@ from itertools import combinations
 from re import _parser as parser  # type: ignore[attr-defined]  # as re.compile parses them
 from typing import Any, TypeVar
 
-from quire.models.checkpoint_formats.checkpoint_format import (
-    CheckpointFormat,
-    StoredLinear,
-    names_module,
-)
-from quire.models.checkpoints.config_file import ConfigFile
+from quire.config_file import ConfigFile
+from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat, StoredLinear
+from quire.models.checkpoints.checkpoint import PREFIX
 
 MAX_PATTERN = 1000  # characters
 # In a pattern: its time grows with that power of the length of a module's name.
@@ -23,23 +20,38 @@ _REPEATS = (parser.MAX_REPEAT, parser.MIN_REPEAT, parser.POSSESSIVE_REPEAT)
 
 _SPECIAL = frozenset("*+?[](){}|^$\\")  # what a plain name does not have
 _BOUNDARY = r"(?:(?<=\.)|(?=\.|$))"  # of the words of a name
+_FLAGS = re.compile(r"\(\?[aiLmsux]+\)")  # of a whole pattern, at its start
 
 Linear = TypeVar("Linear", bound=StoredLinear)
-Rule = tuple[re.Pattern[str], StoredLinear | None]  # of whole names, or of their beginnings
+
+
+class Names(frozenset[str]):
+    """Whole names of modules, of which a config file may list ten thousands."""
+
+    __slots__ = ()
+
+    def match(self, module: str) -> bool:
+        """Whether a module's name is among them."""
+        return module in self
+
+
+Rule = tuple[re.Pattern[str] | Names, StoredLinear | None]  # a pattern is of how names begin
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleRules(CheckpointFormat):
     """One layout for the linear layers of decoder layers, and exceptions.
 
-    rules: the first whose pattern matches a module's name decides; None for not quantized.
-    ignored: words or ends of names of modules that are not quantized; only: words of those that
-    are, empty for all. has_head: whether the head is.
+    rules: the first whose pattern matches a module's name decides; None for not quantized. Where a
+    model was saved without its head, as embedding models are, patterns are of names without
+    `model.`. ignored: words or ends of names of modules that are not quantized; only: words of
+    those that are, empty for all. has_head: whether the head is. table_rules: of embeddings.
     """
 
     name: str
-    linear: StoredLinear
+    linear: StoredLinear | None
     rules: tuple[Rule, ...] = ()
+    table_rules: tuple[Rule, ...] = ()
     ignored: frozenset[str] = frozenset()
     only: tuple[str, ...] = ()
     has_head: bool = False
@@ -50,13 +62,20 @@ class ModuleRules(CheckpointFormat):
         """See `CheckpointFormat`."""
         if module == "lm_head" and not self.has_head:
             return None
+        names = module, module.removeprefix(PREFIX)
         for pattern, linear in self.rules:
-            if pattern.match(module):
+            if any(map(pattern.match, names)):
                 return linear
         if any(name in self.ignored for name in _endings_and_runs(module)):
             return None
-        is_chosen = not self.only or any(names_module(words, module) for words in self.only)
+        is_chosen = not self.only or any(f".{words}." in f".{module}." for words in self.only)
         return self.linear if is_chosen or module == "lm_head" else None
+
+    def stored_table(self, module: str) -> StoredLinear | None:
+        """See `CheckpointFormat`."""
+        names = module, module.removeprefix(PREFIX)
+        found = (own for pattern, own in self.table_rules if any(map(pattern.match, names)))
+        return next(found, None)
 
 
 def _endings_and_runs(module: str) -> Iterator[str]:
@@ -80,9 +99,15 @@ def read_ignored(config: ConfigFile, *keys: str) -> tuple[tuple[Rule, ...], froz
         listed = config.texts(key)
         patterns = [each for each in listed if set(each) & _SPECIAL and _compiles(each)]
         check_patterns(config, key, patterns)
-        rules += [(re.compile(f"(?:{pattern}){_BOUNDARY}"), None) for pattern in patterns]
+        rules += [(surrounded("", pattern, _BOUNDARY), None) for pattern in patterns]
         names += [name for name in listed if name]
     return tuple(rules), frozenset(names)
+
+
+def surrounded(before: str, pattern: str, behind: str) -> re.Pattern[str]:
+    """A pattern between two others, where flags at its start are not allowed, but hold as well."""
+    inner = pattern.removeprefix(begin[0] if (begin := _FLAGS.match(pattern)) else "")
+    return re.compile(f"{before}(?:{inner}){behind}", re.compile(pattern).flags)
 
 
 def read_dynamic(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quire.config_file import ConfigFile
 from quire.model_folder import QUANTIZATION_FILES
-from quire.models.checkpoints.config_file import ConfigFile
 
 if TYPE_CHECKING:
     from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat

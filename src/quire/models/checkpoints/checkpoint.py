@@ -12,10 +12,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quire.config_file import ConfigFile
 from quire.dtypes import MODEL_DTYPES, SAFETENSORS
 from quire.errors import CheckpointError
 from quire.model_folder import GGUF_LINK, named_path
-from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.checkpoints.safetensors_header import TensorEntry, read_header
 
 if TYPE_CHECKING:
@@ -40,6 +40,11 @@ class Checkpoint:
     def origin(self) -> Path:
         """The folder or file that a user has, for messages."""
         return self.folder
+
+    @property
+    def missing_prefix(self) -> str:
+        """The prefix that all names lack, as those of a model that was saved without its head."""
+        return "" if any(name.startswith(PREFIX) for name in self.entries) else PREFIX
 
     def stored_name(self, name: str) -> str:
         """The name that a tensor has in the files."""
@@ -107,7 +112,7 @@ def stored_dtype(folder: Path) -> str:
 # Before weights are downloaded: more would refuse, for want of memory, models that fit.
 UNKNOWN_DTYPE = "bfloat16"
 INDEX = "model.safetensors.index.json"
-PREFIX = "model."  # of all names but the head's; checkpoints saved without a head lack it
+PREFIX = "model."  # of all names but the head's
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 

@@ -33,7 +33,7 @@ def describe_unsound(folder: Path) -> str:
     except (CheckpointError, OSError):  # changed since the start
         return ""
     for entry in checkpoint.in_file_order(set(checkpoint.entries)):
-        if entry.dtype in CHECKPOINT_DTYPES and not _is_finite(files[entry.file], entry):
+        if entry.dtype in CHECKPOINT_DTYPES and not is_finite(files[entry.file], entry):
             return (
                 f"the weight {entry.name} in {entry.file.name} has numbers that are not finite "
                 "(NaN or infinity); download that file again, or take weights that are finite"
@@ -42,8 +42,11 @@ def describe_unsound(folder: Path) -> str:
     return ""
 
 
-def _is_finite(file: MappedFile, entry: TensorEntry) -> bool:
-    """Whether no number has the exponent of NaN and infinity, all ones."""
+def is_finite(file: MappedFile, entry: TensorEntry) -> bool:
+    """Whether no number of a tensor has the exponent of NaN and infinity, all ones.
+
+    entry: of one of CHECKPOINT_DTYPES.
+    """
     bits = file.array(entry).reshape(-1).view(f"u{SAFETENSORS[entry.dtype].num_bytes}")
     exponent = bits.dtype.type(_EXPONENTS[entry.dtype])
     pieces = (bits[begin : begin + _ITEMS] for begin in range(0, len(bits), _ITEMS))

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from quire.compat.own_values import own_value
+from quire.config_file import ConfigFile
 from quire.core.layer_spec import Activation
-from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.families.family import BiasRule, Family
 from quire.models.families.registry import ARCHITECTURES
 
@@ -103,11 +103,6 @@ def read_heads(config: ConfigFile, hidden_size: int) -> tuple[int, int, int]:
 def _size(config: ConfigFile, key: str, usual: int) -> int:
     """A size of heads; where it is null, what follows from other sizes."""
     return usual if config.get_nullable(key) is None else config.integer(key, high=2**14)
-
-
-def read_bos_token_id(config: ConfigFile) -> int | None:
-    """The id that begins a text, the first if there are several."""
-    return next(iter(config.token_ids("bos_token_id")), None)
 
 
 def read_eos_token_ids(config: ConfigFile, path: Path) -> tuple[int, ...]:

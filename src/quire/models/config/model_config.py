@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from quire.config_file import ConfigFile
 from quire.core.layer_spec import (
     Activation,
     AttentionSpec,
@@ -33,11 +34,9 @@ from quire.models.checkpoint_formats.quantization_config import (
     read_checkpoint_format,
 )
 from quire.models.checkpoints.checkpoint import stored_dtype
-from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.config.config_values import (
     read_activation,
     read_bias,
-    read_bos_token_id,
     read_dtype,
     read_eos_token_ids,
     read_family,
@@ -162,7 +161,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             names_dtype=dtype is not None,
             checkpoint_format=read_checkpoint_format(config),
             kv_cache_dtype=read_kv_cache_dtype(quantization_section(config)),
-            bos_token_id=read_bos_token_id(config),
+            bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
             eos_token_ids=read_eos_token_ids(config, path),
         )
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from quire.config_file import ConfigFile
 from quire.core.pooling_params import POOLINGS, PoolingParams
 from quire.errors import CheckpointError
-from quire.models.checkpoints.config_file import ConfigFile
 
 MODULES_FILE = "modules.json"
 DEFAULT_FOLDER = "1_Pooling"

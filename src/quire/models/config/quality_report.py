@@ -5,7 +5,6 @@ No torch. `quire quantize` and `quire verify` write it; serving reads it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -14,11 +13,11 @@ from typing import Any
 
 import msgspec
 
+from quire.config_file import ConfigFile
 from quire.errors import CheckpointError, ConfigError
 from quire.model_folder import named_path, write_whole
 from quire.models.checkpoint_formats.quantization_config import quantization_section
-from quire.models.checkpoints.config_file import ConfigFile
-from quire.models.config.weight_files import weight_files
+from quire.models.config.weight_files import json_digest, weight_files
 
 QUALITY_FILE = "quire_quality.json"
 VERSION = 2
@@ -182,8 +181,7 @@ def _known_by(folder: Path) -> dict[str, str]:
     section = quantization_section(ConfigFile.read(path)) if path.is_file() else None
     if section is None:
         return files
-    text = json.dumps(section.values, sort_keys=True)
-    return {**files, _SETTINGS: f"sha256 {hashlib.sha256(text.encode()).hexdigest()}"}
+    return {**files, _SETTINGS: json_digest(section.values)}
 
 
 def _check_figure(part: ConfigFile | None, key: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.config_file import ConfigFile
 from quire.core.rope_settings import ROPE_KINDS, RopeSettings
-from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.families.family import Family
 
 

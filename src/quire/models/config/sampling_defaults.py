@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from quire.config import EngineConfig
+from quire.config_file import ConfigFile
 from quire.core.sampling_params import SamplingParams
 from quire.errors import CheckpointError, ConfigError, InvalidRequestError
 from quire.hub import config_folder
 from quire.model_folder import named_file
-from quire.models.checkpoints.config_file import ConfigFile
 from quire.options import json_object
 
 # key of the file: sampling param; those that vLLM reads

@@ -1,8 +1,9 @@
-"""Identity of a folder's weight files, without reading them whole. No torch."""
+"""Identity of a model's weight files, without reading them whole, and of settings. No torch."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,6 +16,11 @@ _SAMPLES, _SAMPLE_BYTES = 16, 4096  # of each file, at even distances
 def weight_files(folder: Path) -> dict[str, str]:
     """Size and fingerprint of each safetensors file, by name. Raises CheckpointError."""
     return {path.name: _fingerprint(path) for path in sorted(folder.glob("*.safetensors"))}
+
+
+def json_digest(values: object) -> str:
+    """A SHA-256 of a JSON value, the same in whatever order it has its keys."""
+    return f"sha256 {hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()}"
 
 
 def _fingerprint(path: Path) -> str:

@@ -1,7 +1,7 @@
 """A model family: how its decoders differ from Llama, as a table of facts. No torch.
 
-The defaults are Llama's. A family that differs has a file with its table, which registry.py lists;
-the modules for all of them are in llama.py.
+The defaults are Llama's. registry.py has the families' tables, or lists files that have them; the
+modules for all of them are in llama.py.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
+from quire.config_file import ConfigFile
 from quire.core.layer_spec import Activation
-from quire.models.checkpoints.config_file import ConfigFile
 
 Windows = tuple[int | None, ...]
 
@@ -48,28 +48,16 @@ def no_windows(_: ConfigFile, num_layers: int) -> Windows:
     return (None,) * num_layers
 
 
-def listed_windows(config: ConfigFile, window: int | None, num_layers: int) -> Windows | None:
-    """The windows by `layer_types`; None where the file has no such key. Raises CheckpointError."""
-    types = config.get("layer_types")
+def listed_windows(config: ConfigFile, window: int | None, usual: Windows) -> Windows:
+    """The windows by `layer_types`; the usual ones without that key. Raises CheckpointError."""
+    types, num_layers = config.get("layer_types"), len(usual)
     if types is None:
-        return None
+        return usual
     known = {"sliding_attention": window, "full_attention": None}
     listed = isinstance(types, list) and all(isinstance(kind, str) for kind in types)
     if not listed or len(types) != num_layers or not set(types) <= set(known):
         raise config.wrong("layer_types", f"must list {num_layers} times one of {', '.join(known)}")
     return tuple(known[kind] for kind in types)
-
-
-def upper_layer_windows(config: ConfigFile, num_layers: int) -> Windows:
-    """Qwen's rule: a switch, then a window by `layer_types` or from `max_window_layers` on."""
-    if not config.boolean("use_sliding_window"):
-        return no_windows(config, num_layers)
-    window = read_window(config)
-    listed = listed_windows(config, window, num_layers)
-    if listed is not None:
-        return listed
-    first = config.integer("max_window_layers", low=0)
-    return tuple(window if i >= first else None for i in range(num_layers))
 
 
 class ExpertSizes(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ No torch.
 
 from __future__ import annotations
 
-from quire.models.checkpoints.config_file import ConfigFile
+from quire.config_file import ConfigFile
 from quire.models.families.family import (
     LLAMA_DEFAULTS,
     Family,
@@ -19,10 +19,8 @@ from quire.models.families.family import (
 def _windows(config: ConfigFile, num_layers: int) -> Windows:
     """Windows by `layer_types`; without it, in the first layer and every second one."""
     window = read_window(config)
-    listed = listed_windows(config, window, num_layers)
-    if listed is not None:
-        return listed
-    return tuple(None if i % 2 else window for i in range(num_layers))
+    every_second = tuple(None if i % 2 else window for i in range(num_layers))
+    return listed_windows(config, window, every_second)
 
 
 GEMMA2 = Family(

@@ -136,21 +136,21 @@ class LlamaModel(nn.Module):
         self.path = list(zip(layers, self.norms[1:], which, strict=True))
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
-        """input_ids, positions int64 [T] → [T, H], through as many layers as have a cache."""
+        """See `LlamaForCausalLM`: through as many layers as have a cache."""
         residual, _ = self._run(input_ids, positions, ctx, len(ctx.kv))
         return self.norm.finish(residual)
 
     def attend(
         self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext, num_before: int
     ) -> tuple[Tensor, Tensor]:
-        """See `CausalLM`."""
+        """See `LlamaForCausalLM`."""
         residual, ropes = self._run(input_ids, positions, ctx, min(num_before, len(self.path) - 1))
         layer, _, rope = self.path[-1]
         ctx.heartbeat()
         return residual.residual, layer.self_attn.attend(residual, ropes[rope], ctx)
 
     def finish(self, residual: Tensor, heads: Tensor) -> Tensor:
-        """See `CausalLM`."""
+        """See `LlamaForCausalLM`."""
         layer, following, _ = self.path[-1]
         norm = layer.pre_attention_norm
         state = ResidualState(residual, None, norm.weight, norm.eps)
@@ -186,17 +186,24 @@ class LlamaForCausalLM(nn.Module):
             self.lm_head = ParallelLMHead(spec.head, options, tied)
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
-        """input_ids, positions int64 [T] → hidden states [T, H]."""
+        """input_ids, positions int64 [T] → hidden states [T, H]; writes the KV cache."""
         return self.model(input_ids, positions, ctx)  # type: ignore[no-any-return]
 
     def attend(
         self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext, num_before: int
     ) -> tuple[Tensor, Tensor]:
-        """See `CausalLM`."""
+        """The part of `forward` where tokens depend on each other: to the last layer's attention.
+
+        Returns the residual before that layer [T, H], and what its heads found [T, Hq · D].
+        num_before: layers that are computed before it, fewer than all in a warm-up.
+        """
         return self.model.attend(input_ids, positions, ctx, num_before)
 
     def finish(self, residual: Tensor, heads: Tensor) -> Tensor:
-        """See `CausalLM`."""
+        """Rows [S, H] and [S, Hq · D] of what `attend` returned → hidden states [S, H].
+
+        May write over the residual.
+        """
         return self.model.finish(residual, heads)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from quire.kernels.formats.table import format_of
 from quire.kernels.operands import LoadedWeight
 from quire.layers.parameter import Weight, WeightShapeError
 from quire.models.checkpoint_formats.kv_cache_scheme import kv_scale_name
-from quire.models.checkpoints.checkpoint import PREFIX, Checkpoint
+from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.checkpoints.gpu_transfer import DeviceReader
 from quire.models.checkpoints.safetensors_header import TensorEntry
 from quire.models.config.model_config import ModelConfig
@@ -49,8 +49,7 @@ class CheckpointSource:
         self, checkpoint: Checkpoint, model_config: ModelConfig, scheme: FormatChoice | None
     ) -> None:
         self._checkpoint, self._model_config = checkpoint, model_config
-        has_prefix = any(name.startswith(PREFIX) for name in checkpoint.entries)
-        self._prefix = "" if has_prefix else PREFIX
+        self._prefix = checkpoint.missing_prefix
         sources = quantized_sources(model_config, scheme, self._prefix)
         self._quantized = {source.weight: source for source in sources}
         self._owners = {

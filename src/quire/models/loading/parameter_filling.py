@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from quire.layers.parameter import LoadedModule, Weight
+from quire.layers.linear_layers import LinearBase
+from quire.layers.parameter import Weight
 
 
 class Filling:
@@ -48,6 +49,6 @@ class Filling:
             self._finish(module)
 
     def _finish(self, module: nn.Module) -> None:
-        if isinstance(module, LoadedModule) and module not in self._finished:
+        if isinstance(module, LinearBase) and module not in self._finished:
             self._finished.add(module)
             module.process_after_load()

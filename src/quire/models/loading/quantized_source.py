@@ -21,7 +21,7 @@ from quire.models.checkpoint_formats.checkpoint_format import (
     StoredTensor,
 )
 from quire.models.checkpoint_formats.checkpoint_scheme import common_spec, parts_of, stored_weights
-from quire.models.checkpoint_formats.input_order import check_groups, permutation_of
+from quire.models.checkpoint_formats.integer_rows import check_groups, permutation_of
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.checkpoints.safetensors_header import TensorEntry
 from quire.models.config.model_config import ModelConfig

@@ -14,9 +14,11 @@ import msgspec
 import numpy as np
 
 from quire.array_types import Array
+from quire.dtypes import CHECKPOINT_DTYPES
 from quire.errors import CheckpointError
 from quire.models.checkpoints.mapped_file import MappedFile
 from quire.models.checkpoints.safetensors_header import STEP_BYTES, read_header
+from quire.models.checkpoints.unsound_weights import is_finite
 from quire.models.prepared.prepared_files import FORMATS, note_use, read_metadata
 from quire.quantization.stored_weight import Description
 
@@ -54,6 +56,25 @@ def open_prepared(file: Path) -> PreparedFile | None:
         return None
     note_use(file)
     return found
+
+
+def describe_damage(file: Path) -> str:
+    """Name a weight with NaN or infinity, and what to do, once it is removed; "" if there is none.
+
+    For when a model computes such numbers and its checkpoint has none: a start reads but a part.
+    """
+    try:
+        entries, mapped = read_header(file), MappedFile(file)
+    except (CheckpointError, OSError, ValueError):
+        return ""
+    for entry in entries:
+        if entry.dtype in CHECKPOINT_DTYPES and not is_finite(mapped, entry):
+            discard(file, LookupError(f"{entry.name} is not finite"))
+            return (
+                f"the weight {entry.name} in the prepared weights {file.name} is damaged; start "
+                "again, which prepares them anew"
+            )
+    return ""
 
 
 def discard(file: Path, error: Exception) -> None:

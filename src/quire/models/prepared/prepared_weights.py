@@ -14,6 +14,7 @@ import math
 import shutil
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -30,7 +31,6 @@ from quire.kernels.torch_dtypes import dtype_name
 from quire.last_use import NO_HOME
 from quire.layers.embedding import VocabParallelEmbedding
 from quire.layers.linear_layers import LinearBase
-from quire.layers.parameter import LoadedModule
 from quire.layers.rope import RotaryEmbedding
 from quire.models.config.model_config import ModelConfig
 from quire.models.prepared.prepared_files import (
@@ -213,7 +213,7 @@ def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The tensors that a loaded model holds, by name."""
     found: dict[str, Tensor] = dict(model.named_parameters())
     for name, module in model.named_modules():
-        if isinstance(module, LoadedModule):
+        if isinstance(module, LinearBase):
             found |= {f"{name}.{own}": buffer for own, buffer in module.named_buffers()}
         elif isinstance(module, RotaryEmbedding):  # what serves without PyTorch reads them
             found[f"{name}.inv_freq"] = module.inv_freq
@@ -232,21 +232,24 @@ def _tables(model: nn.Module) -> set[str]:
 
 def _load_processed(model: nn.Module, tensors: dict[str, Tensor], formats: Formats) -> None:
     """Give each module its own. Raises LookupError where one is missing, left over or different."""
+    given = defaultdict[str, dict[str, Tensor]](dict)  # by module: experts have ten thousands
+    for name, tensor in tensors.items():
+        module_name, _, leaf = name.rpartition(".")
+        given[module_name][leaf] = tensor
     modules = dict(model.named_modules())
     for name, module in modules.items():
-        if isinstance(module, LoadedModule):
-            own = [key for key in tensors if key.rpartition(".")[0] == name]
-            given = {key.rpartition(".")[2]: tensors.pop(key) for key in own}
-            module.load_processed(given, formats[name])
+        if isinstance(module, LinearBase):
+            module.load_processed(given.pop(name), formats[name])
     for name, module in modules.items():  # an embedding may have got a weight from its head
-        if isinstance(module, LoadedModule):
+        if isinstance(module, LinearBase):
             continue
         if isinstance(module, RotaryEmbedding):
-            module.inv_freq = tensors.pop(f"{name}.inv_freq")
-        for own_name, param in module.named_parameters(recurse=False):
-            tensor = tensors.pop(f"{name}.{own_name}")
+            module.inv_freq = given[name].pop("inv_freq")
+        for leaf, param in module.named_parameters(recurse=False):
+            tensor = given[name].pop(leaf)
             if (tensor.shape, tensor.dtype) != (param.shape, param.dtype):
-                raise LookupError(f"{name}.{own_name} has another shape or data type")
+                raise LookupError(f"{name}.{leaf} has another shape or data type")
             param.data = tensor
-    if tensors:
-        raise LookupError(f"nothing takes {next(iter(tensors))}")
+    left_over = [f"{name}.{leaf}" for name, own in given.items() for leaf in own]
+    if left_over:
+        raise LookupError(f"nothing takes {left_over[0]}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,42 +21,18 @@ from quire.kernels.cpu.tensor_ops import as_array
 from quire.kernels.ragged_batch import RaggedBatch
 from quire.kvcache.kv_storage import allocate_kv
 from quire.layers.forward_context import ForwardContext, Heartbeat, no_heartbeat
+from quire.models.families.llama import LlamaForCausalLM
 from quire.sampling.device_logprobs import score
 from quire.sampling.token_logprobs import prompt_logprobs
 
 KVCaches = list[tuple[Tensor, ...]]  # of each layer, see `kv_storage.allocate_kv`
 
 
-class CausalLM(Protocol):
-    """The interface of a causal language model made of PyTorch modules."""
-
-    def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
-        """input_ids, positions int64 [T] → hidden states [T, H]; writes the KV cache."""
-
-    def attend(
-        self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext, num_before: int
-    ) -> tuple[Tensor, Tensor]:
-        """The part of `forward` where tokens depend on each other: to the last layer's attention.
-
-        Returns the residual before that layer [T, H], and what its heads found [T, Hq · D].
-        num_before: layers that are computed before it, fewer than all in a warm-up.
-        """
-
-    def finish(self, residual: Tensor, heads: Tensor) -> Tensor:
-        """Rows [S, H] and [S, Hq · D] of what `attend` returned → hidden states [S, H].
-
-        May write over the residual.
-        """
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [S, H] → [S, V], in the type of the products."""
-
-
 @dataclass(frozen=True, slots=True)
 class TorchModel:
     """PyTorch modules with their KV cache: a `HostModel`."""
 
-    model: CausalLM
+    model: LlamaForCausalLM
     kv_caches: KVCaches
     device: torch.device
 
@@ -91,7 +66,7 @@ class TorchStates:
     """
 
     states: Tensor
-    model: CausalLM
+    model: LlamaForCausalLM
     heads: Tensor | None = None
 
     def finite(self) -> Flags:
@@ -133,7 +108,7 @@ class TorchStates:
 
 
 def with_cache(
-    model: CausalLM,
+    model: LlamaForCausalLM,
     layers: Sequence[KVLayerSpec],
     block_size: int,
     kv_dtype: torch.dtype,

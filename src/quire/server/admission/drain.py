@@ -86,7 +86,8 @@ class Drain:
             self._changed.clear()
             left = min(0.1, self._deadline - time.monotonic())  # a signal sets no event
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left)
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
 
 
 def cut_error(cancelled: asyncio.CancelledError) -> DrainingError:

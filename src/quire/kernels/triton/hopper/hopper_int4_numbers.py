@@ -74,7 +74,7 @@ def multiply_numbers(
 
 @gluon.constexpr_function
 def lift_of_scales(codebook):
-    """What scales are multiplied by, as bits of codes are numbers far too small.
+    """A factor of scales, as bits of codes are numbers far too small.
 
     Times such scales numbers are too small still, by `_lift`.
     """

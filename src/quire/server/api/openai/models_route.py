@@ -158,7 +158,7 @@ class ModelsRoutes:
         max_len = _max_model_len(entry)
         return AnthropicModel(
             id=name,
-            display_name=entry.name,
+            display_name=name,  # clients show nothing else of a model
             created_at=datetime.fromtimestamp(self._created, UTC),
             max_input_tokens=max_len,
             max_tokens=max_len and max_len - 1,  # a prompt has at least one

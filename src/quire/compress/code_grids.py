@@ -1,8 +1,4 @@
-"""The numbers that integer codes can stand for: a scale and a zero point for each group of inputs.
-
-Codes are unsigned: (code - zero) · scale. Scales are numbers that the checkpoint's data type and
-float16 both hold, so that every reader has the same ones.
-"""
+"""The numbers that codes can stand for: integers by group of inputs, and FP8 by output."""
 
 from __future__ import annotations
 
@@ -11,7 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.kernels.reference import FP8, quantize_fp8
 from quire.kernels.torch_dtypes import torch_dtype
+
+_MOST = 448.0  # of e4m3
+_SCALES = 16  # of FP8 that are tried, from one power of two to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,10 @@ class GroupScales:
 
 @dataclass(frozen=True, slots=True)
 class IntegerGrid:
-    """The grid of integer codes with a scale and a zero point per group.
+    """The grid of unsigned integer codes, (code - zero) · scale for each group of inputs.
 
+    Scales are numbers that the checkpoint's data type and float16 both hold, so that every reader
+    has the same ones.
     group: inputs that share a scale; -1 for all. symmetric: zero is half of the codes' range.
     dtype: of scales, by name. least_zero: the smallest zero point that a checkpoint can hold.
     """
@@ -111,3 +113,37 @@ class IntegerGrid:
 def limits(groups: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest number (at most 0) and the largest (at least 0) of groups [N, G, g]: [N, G]."""
     return groups.amin(2).clamp(max=0.0), groups.amax(2).clamp(min=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class FloatGrid:
+    """The grid of FP8 codes (e4m3), code · scale for each output. dtype: of stored scales, by name.
+
+    A code has three bits of mantissa, so a number is off by 1/16 of itself at most, whatever its
+    scale; scales only decide where between two powers of two an output's numbers lie.
+    """
+
+    dtype: str
+
+    def group_size(self, k: int) -> int:
+        """Inputs that share a scale, of k."""
+        return k
+
+    def scales_of(self, weight: Tensor) -> GroupScales:
+        """The scale of each output of a weight [N, K] with the least error: [N, 1]."""
+        largest = quantize_fp8(weight)[1][:, None]
+        best, least = largest, torch.full_like(largest, torch.inf)
+        for index in range(_SCALES):
+            scale = (largest * 2.0 ** (index / _SCALES)).to(torch_dtype(self.dtype)).float()
+            error = (self.number(self.code(weight, scale), scale) - weight).square().sum(1)[:, None]
+            best = torch.where(error < least, scale, best)
+            least = torch.minimum(error, least)
+        return GroupScales(best, torch.zeros_like(best))
+
+    def code(self, value: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """The nearest codes of values, as float32."""
+        return (value / scale).clamp_(-_MOST, _MOST).to(FP8).float()
+
+    def number(self, code: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """The numbers that codes stand for: code · scale."""
+        return code * scale

@@ -1,4 +1,4 @@
-"""A JSON file of a checkpoint, read key by key with every value checked. No torch.
+"""A config file of a checkpoint, read key by key with every value checked. No torch.
 
 Owns the words of the errors: the file, the key, what is wrong and what would be right.
 """
@@ -19,8 +19,11 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 class ConfigFile:
     """The top-level object of a JSON file, or an object inside of it (`where` then says which).
 
-    defaults: values of keys that are missing, or null where a null says nothing.
+    defaults: values of keys that are missing, or null where a null says nothing. instead: the fix
+    for a key that is missing.
     """
+
+    instead = "use the config file of the original checkpoint"
 
     def __init__(
         self,
@@ -108,13 +111,12 @@ class ConfigFile:
             raise self._wrong_value(key, value, "a string")
         return value
 
-    def texts(self, key: str) -> tuple[str, ...]:
-        """A list of strings; empty where the key is missing."""
-        value = self.get(key)
-        texts = [] if value is None else value
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+    def texts(self, key: str, *, required: bool = False) -> tuple[str, ...]:
+        """A list of strings; empty where the key is missing, if it is not required."""
+        value = self._value(key, None if required else [])
+        if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
             raise self._wrong_value(key, value, "a list of strings")
-        return tuple(texts)
+        return tuple(value)
 
     def token_ids(self, key: str) -> list[int]:
         """One token id or a list of them; empty where the key is missing."""
@@ -141,7 +143,7 @@ class ConfigFile:
         if value is None:
             value = self.defaults.get(key, default)
         if value is None:
-            raise self.wrong(key, "is missing; use the config file of the original checkpoint")
+            raise self.wrong(key, f"is missing; {self.instead}")
         return value
 
     def _wrong_value(self, key: str, value: object, right: str) -> CheckpointError:
