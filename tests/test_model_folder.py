@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
 from quire import hub
+from quire.config import EngineConfig
+from quire.engine.startup.resolved_config import resolve
 from quire.errors import CheckpointError
-from quire.model_folder import named_path
+from quire.model_folder import BUNDLED_FOLDER, named_path
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.config.model_config import ModelConfig
 
@@ -69,6 +72,18 @@ def test_a_tokenizer_may_have_a_folder_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="is a LoRA adapter"):
         hub.resolve_model(str(tmp_path))
+
+
+def test_an_adapter_beside_a_model_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = shutil.copytree(BUNDLED_FOLDER / "quire-tiny-draft", tmp_path / "model")
+    resolved = resolve(EngineConfig.from_options(model=str(model)), "cpu")
+    resolved.log_weights()
+    assert "adapter" not in caplog.text
+    (model / "adapter_config.json").write_text("{}")
+    resolved.log_weights()
+    assert "are used without it; if it is not in them, merge it (peft: " in caplog.text
 
 
 def test_files_that_are_not_read_may_be_anything(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ QUANTIZATION_FILES = {
     "hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq",
 }  # fmt: skip
 QUANTIZE_RUN = "quire_quantize.json"  # in a folder that `quire quantize` writes: its settings
+_ADAPTER = "adapter_config.json"
+_MERGE = "PeftModel.merge_and_unload, then save_pretrained"
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _POINTER_BYTES = 1024  # a pointer is shorter
 _LOOKED_AT = 64  # files of a folder
@@ -66,10 +68,10 @@ def check_kind(named: str | Path, names: Collection[str]) -> None:
 
     named: the folder or the repository with them, which has no config.json.
     """
-    if "adapter_config.json" in names:
+    if _ADAPTER in names:
         raise CheckpointError(
             f"{named} is a LoRA adapter, without the weights of its model; merge it (peft: "
-            "PeftModel.merge_and_unload, then save_pretrained), and name the merged folder"
+            f"{_MERGE}), and name the merged folder"
         )
     if "model_index.json" in names:
         raise CheckpointError(f"{named} is an image model (diffusers); name a language model")
@@ -78,6 +80,19 @@ def check_kind(named: str | Path, names: Collection[str]) -> None:
             f"{named} is in its maker's own format (params.json); use the model's folder in "
             "Hugging Face's format, which has a config.json"
         )
+
+
+def unapplied_adapter(folder: Path) -> str | None:
+    """The warning for a folder that has both a model and an adapter; None without an adapter.
+
+    The model may have been merged with it, so this is not an error.
+    """
+    if not (folder / _ADAPTER).is_file():
+        return None
+    return (
+        f"{folder} has a LoRA adapter ({_ADAPTER}) beside the weights of a model, which are used "
+        f"without it; if it is not in them, merge it (peft: {_MERGE})"
+    )
 
 
 def named_file(path: Path) -> Path:

@@ -244,7 +244,7 @@ def test_a_pooling_that_is_not_known_costs_its_figure_alone(
     report = compare_models(*both, SAMPLES.verification, [], lambda *_: None)
     assert "pooled_cosine" not in report
     assert "hidden_cosine" in report
-    named = {"base": "base", "quantized": "out", "failures": [], "passed": True}
+    named = {"base": "base", "quantized": "out", "text": "random", "failures": [], "passed": True}
     print_report(report | named)
 
 
@@ -363,6 +363,35 @@ def test_ignored_modules_stay_with_all_parts_of_their_weight(base: Path, tmp_pat
     quantize(
         base, tmp_path / "y", Recipe(method="rtn", group_size=32, ignore=("*lm_head", "*q_p*"))
     )
+
+
+@pytest.mark.parametrize("method", ["rtn", "autoround", "int8", "fp8", "nf4", "mxfp4"])
+def test_weights_that_no_scale_holds_are_refused(base: Path, tmp_path: Path, method: str) -> None:
+    """Finite ones, as of a flipped bit: their scales are not, or no reader takes them."""
+    model = shutil.copytree(base, tmp_path / "base")
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.layers.1.self_attn.o_proj.weight"][3, 5] = 1e36
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"1\.self_attn\.o_proj: a weight is 1e\+36, which"):
+        quantize(model, tmp_path / "out", Recipe(method=method, group_size=32, steps=2))
+
+
+@pytest.mark.parametrize("key", ["dynamic", "modules_in_block_to_quantize"])
+def test_each_list_of_a_gptq_config_names_what_is_quantized(
+    base: Path, tmp_path: Path, key: str
+) -> None:
+    """Libraries read one of them: GPTQModel the rules, transformers the modules."""
+    recipe = Recipe(method="rtn", format="gptq", group_size=32, ignore=("*.1.*.k_proj", "*.o_proj"))
+    quantize(base, tmp_path, recipe)
+    config = json.loads((tmp_path / "config.json").read_text())
+    wanted = weights(tmp_path)
+    config["quantization_config"] = {
+        name: value
+        for name, value in config["quantization_config"].items()
+        if name == key or name not in ("dynamic", "modules_in_block_to_quantize")
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert all(torch.equal(wanted[name], each) for name, each in weights(tmp_path).items())
 
 
 @pytest.mark.parametrize("method", ["rtn", "awq", "gptq", "int8", "fp8", "nf4", "mxfp4"])

@@ -35,6 +35,7 @@ CASES = [
     (GPTQ, "gptq", {}, torch.float32, 0.02),
     (GPTQ, "gptq", {"symmetric": False}, torch.float32, 0.02),
     (GPTQ, "gptq", {"act_order": "group"}, torch.float32, 0.02),
+    (GPTQ, "gptq", {"ignore": ("*.0.*.k_proj", "*.down_proj")}, torch.float32, 0.02),
     (GPTQ, "awq", {}, torch.float32, 0.02),
 ]
 

@@ -98,13 +98,16 @@ class CheckpointLayout:
         }[self.packing]
         return pack(rows)
 
-    def config(self, ignored: Sequence[str]) -> dict[str, Any]:
-        """The `quantization_config`. ignored: modules that are not quantized, the head included."""
+    def config(self, chosen: Sequence[str], ignored: Sequence[str]) -> dict[str, Any]:
+        """The `quantization_config`.
+
+        chosen, ignored: modules that are quantized, and that are not, the head included.
+        """
         if self.packing == "awq":
             return self._awq(ignored)
         if self.packing == "nf4":
             return self._bitsandbytes(ignored)
-        return self._gptq(ignored) if self.packing == "gptq" else self._compressed(ignored)
+        return self._gptq(chosen, ignored) if self.packing == "gptq" else self._compressed(ignored)
 
     def _awq(self, ignored: Sequence[str]) -> dict[str, Any]:
         return {
@@ -116,10 +119,12 @@ class CheckpointLayout:
             "modules_to_not_convert": list(ignored),
         }
 
-    def _gptq(self, ignored: Sequence[str]) -> dict[str, Any]:
+    def _gptq(self, chosen: Sequence[str], ignored: Sequence[str]) -> dict[str, Any]:
         rules: dict[str, Any] = {
             f"-:^{re.escape(module)}$": {} for module in ignored if module != "lm_head"
         }
+        # GPTQModel and vLLM read the rules, transformers only the other list
+        mixed = {"dynamic": rules, "modules_in_block_to_quantize": [list(chosen)]}
         return {
             "quant_method": "gptq",
             "bits": self.bits,
@@ -131,7 +136,7 @@ class CheckpointLayout:
             "lm_head": False,
             "checkpoint_format": "gptq",
             "meta": {"quantizer": [f"quire:{__version__}"]},
-            **({"dynamic": rules} if rules else {}),
+            **(mixed if rules else {}),
         }
 
     def _bitsandbytes(self, ignored: Sequence[str]) -> dict[str, Any]:

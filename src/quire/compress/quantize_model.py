@@ -31,6 +31,8 @@ from quire.compress.text_samples import TextSamples
 from quire.config_file import ConfigFile
 from quire.core.layer_spec import LinearSpec, layer_module
 from quire.errors import CheckpointError, ConfigError
+from quire.model_folder import unapplied_adapter
+from quire.models.checkpoint_formats.checkpoint_format import LARGEST_EXPONENT
 from quire.models.checkpoint_formats.quantization_config import read_checkpoint_format
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaDecoderLayer
@@ -61,6 +63,8 @@ class Quantization:
             )
         # before layers are quantized that would be of no use; a rotated model has a head of its own
         check_tensors(base, ModelConfig.from_folder(base))
+        if adapter := unapplied_adapter(base):
+            logger.warning("%s", adapter)
         self.layout: CheckpointLayout = recipe.layout(config.dtype)
         self.files = ShardFiles(out, len(config.spec.layers))
         self.ignored, problems = self._ignored()
@@ -113,6 +117,7 @@ class Quantization:
             states = ExactStates(exact, run.each(layer, exact))
         if not is_written:
             assert layer is not None
+            self._check_range(index, layer)
             spec, dtype = self.parts.spec.layers[index], self.parts.dtype
             rounding = LayerRounding(self.recipe, self.layout, spec, layer, run, dtype)
             coded = rounding.round(hidden, states, self._chosen(index))
@@ -120,6 +125,18 @@ class Quantization:
         if hidden and index + 1 < len(self.parts.spec.layers):  # which nothing reads after the last
             hidden = run.each(self._stored(index), hidden)
         return hidden, None if states is None else states.after
+
+    def _check_range(self, index: int, layer: LlamaDecoderLayer) -> None:
+        """Raise CheckpointError for finite weights that no reader takes; they are damaged."""
+        linears = linears_of(layer)
+        for linear in self.parts.spec.layers[index].linears:
+            largest = weight_of(linears[linear.module]).abs().max().item()
+            if linear.module in self._chosen(index) and largest > 2.0**LARGEST_EXPONENT:
+                names = ", ".join(self._modules(index, linear))
+                raise CheckpointError(
+                    f"{self.base}: {names}: a weight is {largest:.3g}, which scales of codes "
+                    "cannot hold; download the model again, or take weights that are sound"
+                )
 
     def _stored(self, index: int) -> LlamaDecoderLayer:
         """A layer as its file has it, so that a run that is taken up goes on from equal numbers."""
@@ -129,7 +146,9 @@ class Quantization:
         return ModelParts(self.out, self.device, checkpoint, config).layer(index)
 
     def _config(self) -> dict[str, object]:
-        return self.layout.config(self.ignored)
+        modules = [each for item in self._linears() for each in self._modules(*item)]
+        chosen = [module for module in modules if module not in self.ignored]
+        return self.layout.config(chosen, self.ignored)
 
     def _chosen(self, index: int) -> set[str]:
         """Linear layers of a layer that are quantized."""

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from harmed_checkpoints import case_id, check_refused, configure, drop, only_one_scale, spoil
-from harness import load_folder
-from quantized_checkpoints import Change, write_quantized
+from harness import PagedModel, load_folder
+from quantized_checkpoints import METHODS, Change, write_quantized
 from torch import Tensor
 
 
@@ -43,6 +44,67 @@ def transformed(*locations: str) -> Change:
 def test_transforms_of_weights_alone_are_in_the_weights(tmp_path: Path) -> None:
     write_quantized("packed", tmp_path, transformed("weight_output", "weight_input"))
     load_folder(tmp_path, prepared_weights="none")
+
+
+def quantize_embedding(name: str, *, is_tied: bool, targets: list[str]) -> Change:
+    """The embedding's numbers as codes of the named method, and targets that name it."""
+
+    def change(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+        stored, _ = METHODS[name].pack(tensors.pop("model.embed_tokens.weight"))
+        tensors |= {
+            f"model.embed_tokens.{leaf}": each.contiguous() for leaf, each in stored.items()
+        }
+        section = copy.deepcopy(config["quantization_config"])
+        section["config_groups"]["group_0"]["targets"] = targets
+        config |= {"quantization_config": section, "tie_word_embeddings": is_tied}
+        if is_tied:
+            del tensors["lm_head.weight"]
+
+    return change
+
+
+def keep_head(change: Change) -> Change:
+    """A tied embedding in codes beside the 16-bit head that it was, as llm-compressor saves it."""
+
+    def changed(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+        head = tensors["lm_head.weight"]
+        change(tensors, config)
+        tensors["lm_head.weight"] = head
+
+    return changed
+
+
+@pytest.mark.parametrize("name", ["packed", "int8"])
+def test_a_head_beside_a_tied_embedding_in_codes_is_refused(name: str, tmp_path: Path) -> None:
+    change = quantize_embedding(name, is_tied=True, targets=["Linear", "Embedding"])
+    fix = r"lm_head.weight differs from .*; set its tie_word_embeddings to false"
+    check_refused(name, keep_head(change), fix, tmp_path)
+
+
+@pytest.mark.parametrize("is_tied", [False, True], ids=["own head", "tied"])
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [
+        ("packed", ["Linear", "Embedding"]),
+        ("packed_zeros", ["Linear", "model.embed_tokens"]),
+        ("int8", ["Linear", "re:.*embed_tokens$"]),
+        ("float_channel", ["Linear", "Embedding"]),
+    ],
+)
+def test_a_quantized_embedding_is_read(
+    name: str, targets: list[str], is_tied: bool, tmp_path: Path
+) -> None:
+    change = quantize_embedding(name, is_tied=is_tied, targets=targets)
+    oracle = write_quantized(name, tmp_path, change)
+    table = oracle.model.embed_tokens.weight
+    table.data = METHODS[name].pack(table.detach())[1]
+    if is_tied:
+        oracle.lm_head.weight = table
+    prompt = list(range(3, 40, 3))
+    with torch.inference_mode():
+        theirs = oracle(torch.tensor([prompt])).logits[0]
+    found, config = load_folder(tmp_path, prepared_weights="none", quantization="dequantized")
+    torch.testing.assert_close(PagedModel(found, config).prefill(prompt), theirs)
 
 
 @pytest.mark.parametrize(

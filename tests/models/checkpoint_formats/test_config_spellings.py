@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -216,3 +217,22 @@ def test_other_layouts_are_refused_by_the_setting(
     name: str, change: Change, message: str, tmp_path: Path
 ) -> None:
     check_refused(name, change, message, tmp_path)
+
+
+def keys_of(value: Any) -> set[str]:
+    """All keys of JSON, of inner objects too."""
+    if not isinstance(value, dict):
+        return set()
+    return set(value).union(*(keys_of(inner) for inner in value.values()))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_messages_name_settings_as_config_files_do(name: str) -> None:
+    known = set().union(*(keys_of(method.config) for method in METHODS.values()))
+    config = ConfigFile(Path("config.json"), {"quantization_config": dict(METHODS[name].config)})
+    checkpoint = read_checkpoint_format(config)
+    assert checkpoint is not None
+    stored = checkpoint.stored_linear("model.layers.0.mlp.up_proj")
+    assert stored is not None
+    named = set(re.findall(r"(\w+)=", stored.settings))
+    assert named <= known, stored.settings

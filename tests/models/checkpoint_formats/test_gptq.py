@@ -29,6 +29,11 @@ def one_group_less(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
     tensors[name] = tensors[name].clamp(max=2)
 
 
+def no_groups(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+    for name in [name for name in tensors if name.endswith(".g_idx")]:
+        tensors[name] = torch.full_like(tensors[name], -1)
+
+
 def as_version_2(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
     """Zero points of version 2, with version 1 in the config: 8 for 7."""
     for name in [name for name in tensors if name.endswith(".qzeros")]:
@@ -89,6 +94,7 @@ def test_biases_of_zeros_that_the_model_lacks_are_passed_over(tmp_path: Path) ->
         ),
         ("gptq", reorder, r"its g_idx orders inputs in another way"),
         ("gptq", reorder_one, r"its g_idx orders inputs in another way"),
+        ("gptq_order", no_groups, r"proj: its g_idx has inputs of no group; download"),
         ("gptq_order", one_group_less, r"g_idx .*it does not put its inputs into 4 groups of one"),
         ("auto_round", configure(data_type="mx_fp"), r"data_type is 'mx_fp'; take integers"),
         ("auto_round", configure(packing_format="x"), r"packing_format is 'x' with 4 bits; take"),

@@ -27,7 +27,7 @@ from quire.errors import ConfigError
 from quire.hub import config_folder, model_folder
 from quire.kernels.cpu import native
 from quire.kvcache.kv_sizes import layers_with_types
-from quire.model_folder import GGUF_LINK
+from quire.model_folder import GGUF_LINK, unapplied_adapter
 from quire.models.checkpoints.open_checkpoint import weight_bytes
 from quire.models.config.model_config import ModelConfig
 from quire.models.config.pooling_config import read_pooling
@@ -94,9 +94,12 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     def log_weights(self) -> None:
         """Log a data type that the config lacks, and a setting without effect; warn of quality.
 
-        That is, if weights are quantized twice, or served although their check failed.
+        That is, if they are quantized twice, or served although their check failed, or without an
+        adapter that lies beside them.
         """
         model_config = self.model_config
+        if adapter := unapplied_adapter(self.folder):
+            logger.warning("%s", adapter)
         if self.config.cache.kv_cache_dtype_skip_layers and self.kv_dtype == self.dtype:
             logger.warning(_SKIPS_NOTHING, self.kv_dtype)
         if self.config.model.dtype == "auto" and not model_config.names_dtype:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _WORD = 32  # bits
 _REGEX = "re:"
-_CLASS = "Linear"  # of all modules that are quantized
+_LINEAR, _EMBEDDING = "Linear", "Embedding"  # classes of modules
 _ORDERED = (True, "group", "dynamic")  # values of actorder that change which inputs share a scale
 _FOLDED = ("weight_input", "weight_output")  # where a transform is part of the stored weights
 
@@ -136,10 +136,12 @@ def read_compressed_tensors(config: ConfigFile) -> ModuleRules:
             raise section.wrong(name, "is empty; take the config file of the checkpoint")
         layout = _layout(group, group.text("format", config.text("format", "")))
         targets |= dict.fromkeys(_targets(group, "targets"), layout)
+    ignored = dict.fromkeys(_targets(config, "ignore"))
     return ModuleRules(
         name="compressed-tensors",
         linear=None,
-        rules=_rules(dict.fromkeys(_targets(config, "ignore"))) + _rules(targets),
+        rules=_rules(ignored, _LINEAR) + _rules(targets, _LINEAR),
+        table_rules=_rules(ignored, _EMBEDDING) + _rules(targets, _EMBEDDING),
         has_head=True,
         choice=f"targets and ignore of {config.location}",
     )
@@ -171,16 +173,19 @@ def _targets(config: ConfigFile, key: str) -> tuple[str, ...]:
     return found
 
 
-def _rules(targets: Mapping[str, StoredLinear | None]) -> tuple[Rule, ...]:
-    """Rules for names, then for patterns in alphabetical order, then for the class of all."""
+def _rules(targets: Mapping[str, StoredLinear | None], kind: str) -> tuple[Rule, ...]:
+    """Rules for names, then for patterns in alphabetical order, then for all of a class.
+
+    kind: the class of the modules that the rules are for.
+    """
     names = defaultdict[StoredLinear | None, list[str]](list)
     for target, linear in targets.items():
-        if target != _CLASS and not target.startswith(_REGEX):
+        if target != kind and not target.startswith(_REGEX):
             names[linear].append(target)
     found: list[Rule] = [(Names(own), linear) for linear, own in names.items()]
     patterns = sorted(target for target in targets if target.startswith(_REGEX))
     found += [(re.compile(target.removeprefix(_REGEX)), targets[target]) for target in patterns]
-    found += [(re.compile(""), targets[_CLASS])] if _CLASS in targets else []
+    found += [(re.compile(""), targets[kind])] if kind in targets else []
     return tuple(found)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from quire.config_file import ConfigFile
 from quire.gguf.block_types import TYPES_BY_NAME
@@ -32,6 +32,7 @@ _GROUP = 32  # of Q4_0
 class BlockLinear(StoredLinear):
     """A weight in rows of blocks, uint8 [N, bytes]. kind: their type, such as "Q4_K"."""
 
+    config_names: ClassVar[Mapping[str, str]] = {"kind": "type"}
     kind: str
 
     def problem(self, n: int, k: int) -> str | None:  # noqa: ARG002

@@ -85,6 +85,8 @@ class GptqLinear(IntegerLinear):
         )
 
         codes = words_as_rows(tensors["qweight"].t())
+        if self.is_ordered and bool((tensors["g_idx"] < 0).any()):  # as if they were in order
+            raise ValueError("its g_idx has inputs of no group; download the file again")
         codes, permutation = sorted_by_group(codes, tensors.get("g_idx"), self.bits)
         zeros = self._zeros(tensors["qzeros"])
         if zeros is not None and self.bits == 4:

@@ -45,12 +45,13 @@ class ModuleRules(CheckpointFormat):
     rules: the first whose pattern matches a module's name decides; None for not quantized. Where a
     model was saved without its head, as embedding models are, patterns are of names without
     `model.`. ignored: words or ends of names of modules that are not quantized; only: words of
-    those that are, empty for all. has_head: whether the head is.
+    those that are, empty for all. has_head: whether the head is. table_rules: of embeddings.
     """
 
     name: str
     linear: StoredLinear | None
     rules: tuple[Rule, ...] = ()
+    table_rules: tuple[Rule, ...] = ()
     ignored: frozenset[str] = frozenset()
     only: tuple[str, ...] = ()
     has_head: bool = False
@@ -69,6 +70,12 @@ class ModuleRules(CheckpointFormat):
             return None
         is_chosen = not self.only or any(f".{words}." in f".{module}." for words in self.only)
         return self.linear if is_chosen or module == "lm_head" else None
+
+    def stored_table(self, module: str) -> StoredLinear | None:
+        """See `CheckpointFormat`."""
+        names = module, module.removeprefix(PREFIX)
+        found = (own for pattern, own in self.table_rules if any(map(pattern.match, names)))
+        return next(found, None)
 
 
 def _endings_and_runs(module: str) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from quire.kernels.operands import Int8Weight, QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import (
@@ -35,6 +35,7 @@ class Int8Linear(StoredLinear):
     what has a scale, see `scale_shapes`.
     """
 
+    config_names: ClassVar[Mapping[str, str]] = {"rounds": "", "per": "strategy"}
     rounds: bool
     per: str
 
@@ -67,6 +68,9 @@ class GroupedBytesLinear(IntegerLinear):
     group: inputs that share a scale; -1 for all. rounds: whether activations are in eight bits.
     """
 
+    config_names: ClassVar[Mapping[str, str]] = {
+        "bits": "num_bits", "group": "group_size", "rounds": "",
+    }  # fmt: skip
     bits: int
     group: int
     rounds: bool

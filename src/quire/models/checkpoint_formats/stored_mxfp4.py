@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import (
@@ -29,6 +29,7 @@ class Mxfp4Linear(StoredLinear):
     codes, scale: names of the tensors.
     """
 
+    config_names: ClassVar[Mapping[str, str]] = {"codes": "", "scale": ""}
     codes: str
     scale: str
 
