@@ -49,7 +49,6 @@ from quire.kernels.triton.launch.attention_memory import (
     shared_tile,
 )
 from quire.kernels.triton.launch.gemm_config import RingConfig
-from quire.kernels.triton.ops.int4_linear import ring_codebook
 from quire.kernels.triton.ops.int4_weight import byte_tables
 from quire.kernels.triton.ops.invariant_gemm import tile_gemm_kernel
 from quire.kernels.triton.sampling.candidates import candidates_kernel
@@ -196,11 +195,16 @@ def ring(
     )
 
 
+def _codebook(name: str, *, by_bits: bool) -> str:
+    """As `ring_codebook` has it."""
+    return "e2m1" if name == "mxfp4" and by_bits else byte_tables(name, torch.bfloat16)
+
+
 def ring_int4(
     capability: int, rows: int = 1, block_n: int = 64, parts: int = 2, group: int = 128,
     *, zeros: bool = False, heads: bool = False, silu: bool = False, codebook: str | None = None,
     stages: int = 2, warps: int = 0, registers: int | None = None, codes: str | None = None,
-    halves: bool = False,
+    halves: bool = False, by_bits: bool = True,
 ) -> Compiled:  # fmt: skip
     """The same with weights in four bits.
 
@@ -219,7 +223,7 @@ def ring_int4(
     if codes is not None:
         scaled = group == 0 or scales_codes(rows, group)
     else:
-        scaled = codebook != "nf4" or not has_table(rows, group)
+        scaled = codebook != "nf4" or not has_table(rows)
     types = {
         **dict.fromkeys(pointers, BF16), **dict.fromkeys(floats, "*fp32"),
         **dict.fromkeys(sizes, "i32"), "counter_ptr": INTS, "eps": "fp32",
@@ -235,7 +239,7 @@ def ring_int4(
         "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": True, "SILU": False, "PDL": True,
         "GROUP": group or 256, "SCALED": scaled,
         "GROUP_ROWS": 16,
-        "CODEBOOK": ring_codebook(codebook) if codes is None else codes,
+        "CODEBOOK": codes if codebook is None else _codebook(codebook, by_bits=by_bits),
         "SCALES_FIRST": rows == 1 and codes is None and codebook is None,
     }  # fmt: skip
     absent = [] if zeros else ["zero_ptr"]
@@ -856,9 +860,30 @@ KERNELS = {
     "ring_int4_silu_zeros": functools.partial(
         ring_int4, rows=8, parts=1, silu=True, zeros=True, registers=128
     ),
-    "ring_nf4": functools.partial(ring_int4, group=64, codebook="nf4"),
+    "ring_nf4": functools.partial(ring_int4, group=64, codebook="nf4", stages=3),
+    "ring_nf4_rope": functools.partial(
+        ring_int4, rows=8, block_n=128, group=64, codebook="nf4", heads=True, warps=8
+    ),
+    "ring_nf4_rope_16": functools.partial(
+        ring_int4, rows=16, block_n=128, parts=1, group=64, codebook="nf4", heads=True, warps=8
+    ),
+    "ring_nf4_silu": functools.partial(
+        ring_int4, rows=16, block_n=128, parts=1, group=64, codebook="nf4", silu=True, warps=4
+    ),
+    "ring_nf4_16": functools.partial(
+        ring_int4, rows=16, parts=1, group=64, codebook="nf4", stages=3
+    ),
     "ring_nf4_most": functools.partial(ring_int4, rows=64, parts=1, group=64, codebook="nf4"),
     "ring_mxfp4": functools.partial(ring_int4, group=32, codebook="mxfp4"),
+    "ring_mxfp4_any_scale": functools.partial(
+        ring_int4, rows=16, parts=1, group=32, codebook="mxfp4", by_bits=False
+    ),
+    "ring_mxfp4_halves": functools.partial(
+        ring_int4, block_n=32, parts=4, group=32, codebook="mxfp4", heads=True, halves=True
+    ),
+    "ring_int4_two": functools.partial(
+        ring_int4, rows=2, block_n=32, group=64, silu=True, registers=80
+    ),
     "ring_mxfp4_many": functools.partial(
         ring_int4, rows=128, block_n=128, parts=1, group=32, codebook="mxfp4"
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from types import ModuleType
 
 import pytest
@@ -20,10 +21,17 @@ from quire.kernels.formats.codebook_format import CodebookFormat
 from quire.kernels.formats.mxfp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4
 from quire.kernels.operands import CodebookWeight, Int4Words
+from quire.kernels.reference_codebook import powers_of_two
 from quire.kernels.reference_quantized import quantize_int4
-from quire.kernels.triton.gemm.int4_config import SHARED_MEMORY, block_rows, shared_memory
+from quire.kernels.triton.gemm.int4_config import (
+    SHARED_MEMORY,
+    Int4Config,
+    block_rows,
+    programs_that_fit,
+    shared_memory,
+)
 from quire.kernels.triton.gemm.table_config import TABLE, table_config
-from quire.kernels.triton.ops.int4_linear import INT4, W4A16_ROWS
+from quire.kernels.triton.ops.int4_linear import INT4, W4A16_ROWS, ring_codebook
 from quire.kernels.triton.ops.int4_weight import byte_tables, dequantize_int4, pack_int4
 from quire.kernels.triton.ops.linear_table import pack, quantize
 from quire.kernels.triton.ops.skinny_gemm import (
@@ -113,8 +121,9 @@ def by_arithmetic(
 def by_look_up(kernel: ModuleType, words: dict[str, int], scale: int, block: int) -> Iterator[int]:
     """The same of NF4."""
     asm = kernel._scaled_asm(block, byte_tables("nf4", torch.bfloat16))
-    after = run_ptx(asm, words | {"$4": scale, "$6": scale})
-    yield from (after["$0"], after["$1"])
+    zeros = {"$4": 0, "$6": 0}
+    yield run_ptx(asm, words | zeros | {"$4": scale})["$0"]
+    yield run_ptx(asm, words | zeros | {"$6": scale})["$1"]
 
 
 @FORMATS
@@ -133,6 +142,27 @@ def test_instructions_make_scaled_numbers(found: CodebookFormat) -> None:
             column = 256 * step + 64 * block + 32 * half + 2 * pair
             numbers = pair_of(word, torch.bfloat16) * lift
             assert torch.equal(numbers, expected[ids[column : column + 2]])
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 57, 58, 120, 190, 191])
+def test_bits_give_the_numbers_of_all_scales(exponent: int) -> None:
+    """To 2^-70; larger scales are left to tables."""
+    kernel = pytest.importorskip("quire.kernels.triton.hopper.hopper_codebooks")
+    scale = powers_of_two(torch.tensor([exponent], dtype=torch.uint8))
+    lifted = int((scale * 2.0**63).bfloat16().view(torch.int16)) * 0x10001
+    for code, number in enumerate(MXFP4.numbers):
+        given = {"$1": code * 0x10001, "$2": 0, "$3": lifted}
+        made = pair_of(run_ptx(kernel.e2m1_asm(0), given)["$0"], torch.bfloat16) * 2.0**63
+        assert (made - number * scale.double()).abs().max() <= 2.0**-70
+
+
+@pytest.mark.parametrize(("exponent", "by_bits"), [(191, True), (192, False), (255, True)])
+def test_large_scales_are_for_tables(exponent: int, by_bits: bool) -> None:
+    exponents = torch.tensor([[120, exponent]], dtype=torch.uint8).repeat(8, 1)
+    codes = torch.zeros(8, 32, dtype=torch.uint8)
+    words = packed(moved(CodebookWeight(codes, exponents, "mxfp4", 32)))
+    assert words.by_bits == by_bits
+    assert (ring_codebook(words) == "e2m1") == by_bits
 
 
 def test_a_table_has_the_numbers_of_both_codes_of_a_byte() -> None:
@@ -176,19 +206,25 @@ def test_instructions_look_up_scale_and_round_to_fp8(found: CodebookFormat) -> N
             assert after[f"${half}"] == word_of(numbers.to(torch.float8_e4m3fn))
 
 
+def shared_memory_of(rows: int, k: int, config: Int4Config) -> int:
+    """Bytes of a program with its table."""
+    return shared_memory(rows, k, 64, zeros=False, config=config) + TABLE
+
+
 @pytest.mark.parametrize("rows", [1, 2, 8, 9, 16])
 @pytest.mark.parametrize("head_dim", [0, 64, 128])
-@pytest.mark.parametrize(("n", "k"), [(64, 256), (1536, 896), (4096, 14336), (57344, 8192)])
+@pytest.mark.parametrize(
+    ("n", "k"), [(64, 256), (1536, 896), (4096, 14336), (57344, 8192), (8192, 28672)]
+)
 def test_a_table_fits_beside_a_ring(n: int, k: int, head_dim: int, rows: int) -> None:
     """CUDA launches a kernel with more than 48 KiB in all only if more is asked for beside it."""
     found = table_config(rows, n, k, 64, 132, head_dim)
     assert found is not None
     stage = found.parts * (128 * found.block_n + 512 * block_rows(rows))
     assert found.stages * stage >= 48 * 1024
-    memory = shared_memory(rows, k, 64, zeros=False, config=found)
-    assert memory + TABLE <= SHARED_MEMORY
+    assert shared_memory_of(rows, k, found) <= SHARED_MEMORY
     assert head_dim < 128 or found.block_n % head_dim == 0
-    assert found.split * -(-n // found.block_n) <= max(264, -(-n // found.block_n))
+    assert programs_that_fit(found, partial(shared_memory_of, rows, k)) >= 8 // found.warps
 
 
 HOPPER_ONLY = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")

@@ -229,11 +229,12 @@ def test_one_row_has_registers_for_full_rounds(
     ("rows", "n", "block_n", "registers"),
     [
         (2, 28672, 64, 128),  # four on a multiprocessor are one round
-        (2, 37888, 32, 80),  # six or seven, so two rounds
-        (4, 34816, 32, 80),
+        (2, 37888, 32, 80),  # more than five on a multiprocessor
+        (4, 34816, 32, None),
         (8, 28672, 64, 128),
-        (8, 34816, 64, None),  # ptxas takes 96: five
-        (16, 37888, 64, None),
+        (8, 34816, 64, None),  # five are one round
+        (8, 57344, 64, 128),  # two rounds either way
+        (16, 37888, 64, 128),
     ],
 )
 def test_few_rows_have_registers_for_few_rounds(

@@ -295,6 +295,7 @@ class Int4Words(GpuWords):
     inputs: int
     permutation: Tensor | None = None  # as in `Int4Weight`
     codebook: str | None = None  # as in `CodebookWeight`; None for integers
+    by_bits: bool = False  # MXFP4 whose scales allow numbers to be made of their bits
 
 
 # a weight as it is loaded: rows in the model's data type, or codes made elsewhere

@@ -150,14 +150,20 @@ def fitting(config: Int4Config, k: int, sums: int, memory: Memory) -> Int4Config
 def _registers(
     config: Int4Config, m: int, share: float, most: int, group: int, *, zeros: bool
 ) -> int | None:  # fmt: skip
-    """The limit of registers of a thread, up to 16 rows; the others as `registers_of_one_row`."""
+    """The limit of registers of a thread, up to 16 rows; share and most as below.
+
+    128 leaves room for four small programs on a multiprocessor, or two of eight warps. Without a
+    limit ptxas takes fewer for small ones, so that five fit. Of tiles of 32 outputs five fit, too,
+    and with 80 six or more, although it serializes the MMAs of two rows then.
+    """
     if m == 1 and config.block_n == 32:
         return registers_of_one_row(share, most, group, zeros=zeros)
-    if 1 < m <= 4 and config.block_n == 32:
-        return 80
-    is_small = config.split == config.parts == 1 and config.block_n == 64 and share <= 4
-    two = config.warps == 8 and config.parts < 4
-    return 128 if two or is_small else None  # two programs on a multiprocessor, or four small ones
+    if m == 2 and config.block_n == 32:
+        return 80 if most > 5 else None
+    is_small = config.split == config.parts == 1 and config.block_n == 64
+    if is_small and m <= 8 and most > 4 and math.ceil(share / 5) < math.ceil(share / 4):
+        return None
+    return 128 if is_small or (config.warps == 8 and config.parts < 4) else None
 
 
 def registers_of_one_row(share: float, most: int, group: int, *, zeros: bool) -> int | None:

@@ -1,7 +1,8 @@
 """Codes of a codebook (NF4, MXFP4) as bfloat16, in the registers that tensor cores take them from.
 
-Numbers of e2m1 (MXFP4) have bits that bfloat16 has, too: a product shifts a sign and the rest where
-they belong, and they are 2^-126 times the number, subnormal ones included.
+Numbers of e2m1 (MXFP4) have bits that bfloat16 has, too: a multiplication shifts a sign and the
+rest where they belong, and they are 2^-126 times the number, subnormal ones included. Scales are
+2^63 times as large for that, so they may be up to 2^64; errors are below 2^-70.
 
 Others (NF4) are looked up. PRMT picks bytes of eight, so it takes two for each byte of 16 numbers,
 and 12 instructions for four codes. With few rows of x a table in shared memory has the numbers of
@@ -14,6 +15,11 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+
+from quire.kernels.triton.gemm.table_config import TABLE
+
+_ROW = TABLE // 256  # bytes of the table for a byte of codes
+assert TABLE % 1024 == 0  # as Triton's shared memory comes behind, and TMA wants it so aligned
 
 
 @gluon.constexpr_function
@@ -111,7 +117,7 @@ def _store_asm(codebook):
         .reg .b32 s, k, a, b, c, t, u;
         {look_up_asm("$1", 0, codebook, "t", "u")}
         prmt.b32 t, t, u, 0x5410;
-        mad.lo.u32 a, $1, 128, $2;
+        mad.lo.u32 a, $1, {_ROW}, $2;
         mov.u32 b, %laneid;
         shl.b32 b, b, 4;
         {stores}
@@ -119,16 +125,20 @@ def _store_asm(codebook):
     }}"""
 
 
+_TABLE_ASM = gl.constexpr(f".shared .align 1024 .b8 quire_pairs[{TABLE}]; mov.u32 $0, quire_pairs;")
+
+
 @gluon.jit
 def store_pairs(CODEBOOK: gl.constexpr):
     """Fill the table of pairs → where this lane's are. A barrier has to follow.
 
-    To be called once: each call would have a table of its own, of the same name.
+    To be called once: each call would declare a table of its own, of the same name. What it returns
+    is a scalar to Triton and differs by lane, so nothing but `load_pairs` may use it.
     """
+    gl.static_assert(gl.num_warps() <= 8)
     table = gl.inline_asm_elementwise(
-        ".shared .align 128 .b8 quire_pairs[32768]; mov.u32 $0, quire_pairs;", "=r,r",
-        [gl.to_tensor(0)], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+        _TABLE_ASM, "=r,r", [gl.to_tensor(0)], dtype=gl.int32, is_pure=False, pack=1
+    )
     layout: gl.constexpr = gl.BlockedLayout([8 // gl.num_warps()], [32], [gl.num_warps()], [0])
     asm: gl.constexpr = _store_asm(CODEBOOK)
     gl.inline_asm_elementwise(
@@ -144,10 +154,11 @@ def store_pairs(CODEBOOK: gl.constexpr):
 def pairs_asm(block):
     """Codes of two blocks of 32 columns of one of two words, two bfloat16 each.
 
-    A dot product of a word's bytes and 128 in one's place adds the byte's row to the lane's ($4).
+    A dot product of a word's bytes and a row's size in one's position adds the byte's row to the
+    lane's ($4).
     """
     word = "$2" if block < 2 else "$3"
-    first, second = ("0x00000080", "0x00800000") if block % 2 == 0 else ("0x00008000", "0x80000000")
+    first, second = (f"{_ROW << 8 * (block % 2 + byte):#010x}" for byte in (0, 2))
     return f"""{{
         .reg .b32 a, b;
         dp4a.u32.u32 a, {word}, {first}, $4;
@@ -163,7 +174,8 @@ def pairs_asm(block):
 def load_pairs(words, pairs, BLOCK: gl.constexpr):
     """Words [rows, 32] → two bfloat16 [rows, 32], columns 64 · BLOCK on of a step and 32 behind.
 
-    pairs: as `store_pairs` returns it.
+    pairs: as `store_pairs` returns it. It is pure, although it loads: words are loaded behind the
+    barrier that follows the stores, and nothing is stored later.
     """
     asm: gl.constexpr = pairs_asm(BLOCK)
     return gl.inline_asm_elementwise(

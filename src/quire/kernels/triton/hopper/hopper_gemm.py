@@ -25,7 +25,7 @@ from quire.kernels.triton.hopper.hopper_gemm_ring import (
     multiply_tiles,
     ring_of,
 )
-from quire.kernels.triton.hopper.hopper_int4_numbers import lift_of_scales, multiply_numbers
+from quire.kernels.triton.hopper.hopper_int4_numbers import lifts, multiply_numbers
 from quire.kernels.triton.hopper.hopper_int4_ring import (
     STEP,
     ask_columns,
@@ -87,9 +87,9 @@ def hopper_gemm_kernel(
     of four bits None, "e2m1", or `byte_tables` of the numbers that codes stand for; of eight, "s8"
     or "e4m3". Without group_scale_ptr they have w_scale_ptr alone, and SCALED is true. With words
     TILES are parts of k, see `hopper_int4_ring`, and programs of the same W lie side by side, each
-    with BLOCK_M rows of x. SCALED: scales multiply numbers, in bfloat16, as `hopper_int4_numbers`
-    has it; else sums, see `multiply_codes`. SCALES_FIRST: they are asked for before
-    words, as all programs' words together would hold them up. SHARES: SPLIT if each program adds up
+    with BLOCK_M rows of x. SCALED: scales multiply numbers, in bfloat16; else sums, see
+    `multiply_codes`. SCALES_FIRST: they are asked for before words, as all programs' words together
+    would hold them up. SHARES: SPLIT if each program adds up
     the sums of a share of its tile's tokens, see `hopper_split_k`; else 1.
     """
     WIDTH: gl.constexpr = BLOCK_M // SHARES  # tokens that this program stores
@@ -106,7 +106,7 @@ def hopper_gemm_kernel(
     begin, end = part * steps // SPLIT, (part + 1) * steps // SPLIT
     row = tile * BLOCK_N
     ring, x_ring = ring_of(w_desc, SLOTS), None
-    given, scales, zeros = None, None, None
+    given, scales, zeros, pairs = None, None, None, 0
     if SCALES_FIRST:
         given = read_groups(
             group_scale_ptr, row, begin, end, N, K, TILES, BLOCK_N, GROUP, GROUP_ROWS, HEAD_DIM
@@ -131,7 +131,7 @@ def hopper_gemm_kernel(
     if group_scale_ptr is not None:
         scales = load_groups(
             group_scale_ptr, row, begin, end, N, K, TILES, BLOCK_N, GROUP, GROUP_ROWS,
-            lift_of_scales(CODEBOOK) if AS_NUMBERS else None, HEAD_DIM, given,
+            lifts(CODEBOOK)[0] if AS_NUMBERS else None, HEAD_DIM, given,
         )  # fmt: skip
     if zero_ptr is not None:
         zeros = load_groups(
@@ -139,7 +139,7 @@ def hopper_gemm_kernel(
             0 if CODEBOOK is None else None, HEAD_DIM,
         )  # fmt: skip
     if GROUP > 0 and not (AS_NUMBERS or is_byte(CODEBOOK)):
-        zeros = store_pairs(CODEBOOK)
+        pairs = store_pairs(CODEBOOK)
     if PDL:  # results of the previous kernel are read from here on
         gdc_wait()
     if x_desc is not None:
@@ -162,8 +162,8 @@ def hopper_gemm_kernel(
     if HAS_SQUARES:
         divisor = _divisor(squares_ptr, num_squares, tokens, M, K, eps)
     acc = _multiply(
-        x_ptr, x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end, M, K,
-        stride_x, BLOCK_M, CHUNK, PDL, GROUP, SCALED, CODEBOOK, HEAD_DIM,
+        x_ptr, x_desc, w_desc, ring, x_ring, scales, zeros, pairs, full, row, first, begin, end,
+        M, K, stride_x, BLOCK_M, CHUNK, PDL, GROUP, SCALED, AS_NUMBERS, CODEBOOK, HEAD_DIM,
     )  # fmt: skip
     invalidate(full)
     acc = gl.convert_layout(acc, layout)
@@ -306,19 +306,19 @@ def _divisor(squares_ptr, num_squares, tokens, M, K, eps):
 
 @gluon.jit
 def _multiply(
-    x_ptr, x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end, M, K,
+    x_ptr, x_desc, w_desc, ring, x_ring, scales, zeros, pairs, full, row, first, begin, end, M, K,
     stride_x, BLOCK_M: gl.constexpr, CHUNK: gl.constexpr, PDL: gl.constexpr, GROUP: gl.constexpr,
-    SCALED: gl.constexpr, CODEBOOK: gl.constexpr, HEAD_DIM: gl.constexpr,
+    SCALED: gl.constexpr, AS_NUMBERS: gl.constexpr, CODEBOOK: gl.constexpr, HEAD_DIM: gl.constexpr,
 ):  # fmt: skip
     """The main loop for W's type: a program's steps of its tile, [BLOCK_N, BLOCK_M]."""
-    if GROUP > 0 and SCALED and not is_byte(CODEBOOK):
+    if AS_NUMBERS:
         return multiply_numbers(
             x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end, GROUP,
             CODEBOOK, HEAD_DIM,
         )  # fmt: skip
     elif GROUP > 0:
         return multiply_codes(
-            x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end, GROUP,
+            x_desc, w_desc, ring, x_ring, scales, zeros, pairs, full, row, first, begin, end, GROUP,
             SCALED, CODEBOOK,
         )  # fmt: skip
     elif x_desc is not None:

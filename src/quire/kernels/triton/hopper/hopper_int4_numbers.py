@@ -69,28 +69,22 @@ def multiply_numbers(
         total = gl.where(block == 0, sums[0], sums[1])
     if TOGETHER > 2:
         total = gl.where(block < 2, total, gl.where(block == 2, sums[2], sums[3]))
-    return own_columns(total * _lift(CODEBOOK), PARTS, BLOCK_M)
+    return own_columns(total * lifts(CODEBOOK)[1], PARTS, BLOCK_M)
 
 
 @gluon.constexpr_function
-def lift_of_scales(codebook):
-    """A factor of scales, as bits of codes are numbers far too small.
-
-    Times such scales numbers are too small still, by `_lift`.
-    """
-    return {None: 2.0**112, "e2m1": 2.0**63}.get(codebook, 1.0)
-
-
-@gluon.constexpr_function
-def _lift(codebook):
-    return {None: 2.0**21, "e2m1": 2.0**63}.get(codebook, 1.0)
+def lifts(codebook):
+    """(factor of scales, factor of sums): both undo what bits of codes are too small as numbers."""
+    if codebook is None:
+        return 2.0**112, 2.0**21  # 2^-133
+    return (2.0**63, 2.0**63) if codebook == "e2m1" else (1.0, 1.0)  # 2^-126
 
 
 @gluon.jit
 def _block(
     words, zeros, scales, step, GROUP: gl.constexpr, CODEBOOK: gl.constexpr, B: gl.constexpr
 ):  # fmt: skip
-    """Block B of a step's four blocks of 64 columns: bfloat16 [rows, 64] divided by `_lift`."""
+    """Block B of a step's four of 64 columns: bfloat16 [rows, 64] / the second of `lifts`."""
     GROUPS: gl.constexpr = 256 // GROUP
     layout: gl.constexpr = words.type.layout
     in_rows: gl.constexpr = gl.SliceLayout(1, layout)

@@ -126,9 +126,9 @@ def load_groups(
     """A program's scales (or zeros) [K / GROUP, N] in shared memory, as its steps read them.
 
     Row s · 256 / GROUP + g has those of group g of step s, for each part and output; ROWS: a power
-    of two, as many at least. LIFT: of codes of four bits; of scales the bits of bfloat16, times it;
-    0 for zeros, which are bytes, as they are. None: of codes of eight bits, whose zeros become
-    bfloat16. values: what `read_groups` has read, or None.
+    of two, as many at least. LIFT: a factor of scales that multiply numbers, as bits of bfloat16; 0
+    for zeros of four bits, which are bytes, as they are. None: scales that multiply sums, or codes
+    of eight bits, whose zeros become bfloat16. values: what `read_groups` has read, or None.
     """
     WIDTH: gl.constexpr = PARTS * BLOCK_N
     shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])

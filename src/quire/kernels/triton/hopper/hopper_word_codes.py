@@ -23,7 +23,7 @@ from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
 
 @gluon.jit
 def _block(
-    words, zeros, scales, step, GROUP: gl.constexpr, SCALED: gl.constexpr,
+    words, zeros, scales, pairs, step, GROUP: gl.constexpr, SCALED: gl.constexpr,
     CODEBOOK: gl.constexpr, B: gl.constexpr,
 ):  # fmt: skip
     """Block B of a step's four blocks of 64 columns: bfloat16 [rows, 64], from registers alone."""
@@ -33,7 +33,7 @@ def _block(
     first = step * GROUPS + 64 * B // GROUP
     last = step * GROUPS + (64 * B + 32) // GROUP
     zero, other_zero, scale, other_scale = None, None, None, None
-    if zeros is not None and is_byte(CODEBOOK):
+    if zeros is not None:
         zero = zeros.index(first).load(in_rows)[:, None]
         other_zero = zero
         if GROUP == 32:
@@ -46,21 +46,21 @@ def _block(
     if is_byte(CODEBOOK):
         one, other = dequantize(words, zero, other_zero, scale, other_scale, B % 2, CODEBOOK)
     else:
-        one, other = load_pairs(words, zeros, B)
+        one, other = load_pairs(words, pairs, B)
     halves = gl.join(one, other)
     return gl.convert_layout(halves.permute((0, 2, 1)).reshape([words.shape[0], 64]), layout)
 
 
 @gluon.jit
 def multiply_codes(
-    x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end,
+    x_desc, w_desc, ring, x_ring, scales, zeros, pairs, full, row, first, begin, end,
     GROUP: gl.constexpr, SCALED: gl.constexpr, CODEBOOK: gl.constexpr,
 ):  # fmt: skip
     """A program's steps of its tile: W [BLOCK_N, k] · xᵀ [k, BLOCK_M].
 
     SCALED: scales multiply the codes, in bfloat16, not the sums of a group in float32; so it has to
     be for groups of 32, and with many rows of x, for which there are no registers for two sums.
-    zeros: of bytes; else as `store_pairs` returns it.
+    pairs: of NF4, as `store_pairs` returns it.
     """
     PARTS: gl.constexpr = x_desc.block_type.shape[1]
     BLOCK_N: gl.constexpr = ring.shape[len(ring.shape) - 2]
@@ -81,16 +81,17 @@ def multiply_codes(
     )
     column = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))[None, :] // BLOCK_M
     total = gl.zeros([HEIGHT, WIDTH], gl.float32, layout)
-    barrier()  # scales and zeros are there
+    barrier()  # scales, zeros and pairs are there
     for step in range(end - begin):
         slot = step % STAGES
         mbarrier.wait(full.index(slot), (step // STAGES) & 1)
         words = words_of.index(slot * WORDS).load(operand)
         if SUMS == 1:
+            gl.static_assert(WORDS == 2)
             for i in gl.static_range(4):
                 if i == 2:
                     words = words_of.index(2 * slot + 1).load(operand)
-                a = _block(words, zeros, scales, step, GROUP, SCALED, CODEBOOK, i)
+                a = _block(words, zeros, scales, pairs, step, GROUP, SCALED, CODEBOOK, i)
                 x = x_blocks.index(slot * 4 + i).permute((1, 0))
                 total = warpgroup_mma(a, x, total, is_async=True)
             total = warpgroup_mma_wait(0, deps=[total])
@@ -99,7 +100,8 @@ def multiply_codes(
             if WORDS == 2:
                 latter = words_of.index(slot * WORDS + 1).load(operand)
             for i in gl.static_range(SUMS):
-                blocks = (words if 2 * i < SUMS else latter), zeros, scales, x_blocks, step, slot
+                first_or_last = words if 2 * i < SUMS else latter
+                blocks = first_or_last, zeros, scales, pairs, x_blocks, step, slot
                 own = _sum(blocks, total, i, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
                 sums = sums + (own,)  # type: ignore[assignment]  # noqa: RUF005
             block = column // PARTS
@@ -118,11 +120,13 @@ def _sum(
     GROUP: gl.constexpr, SCALED: gl.constexpr, CODEBOOK: gl.constexpr,
 ):  # fmt: skip
     """Start sum INDEX of a step's SUMS."""
-    words, zeros, scales, x_blocks, step, slot = blocks
+    words, zeros, scales, pairs, x_blocks, step, slot = blocks
     sums = total  # what the first MMA overwrites
     for i in gl.static_range(4 // SUMS):
         # named by no constexpr, which a loop may not define again
-        a = _block(words, zeros, scales, step, GROUP, SCALED, CODEBOOK, INDEX * 4 // SUMS + i)
+        a = _block(
+            words, zeros, scales, pairs, step, GROUP, SCALED, CODEBOOK, INDEX * 4 // SUMS + i
+        )
         x = x_blocks.index((slot * 4 + INDEX * 4 // SUMS + i) // TOGETHER).permute((1, 0))
         sums = warpgroup_mma(a, x, sums, use_acc=i > 0, is_async=True)
     return sums

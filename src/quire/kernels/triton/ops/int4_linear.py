@@ -78,7 +78,7 @@ class _Int4Linear(WordsLinear[Int4Words]):
     def rope_config(self, x: ResidualState, weight: Int4Words, rope: RopeWriteKV) -> Config | None:
         """See `GpuLinear`. Norms, and scales of keys and values, are those of whole heads."""
         m, n, found = len(x.residual), len(weight.words), None
-        if rope.norms is None and rope.scales is None and weight.codebook != "nf4":
+        if rope.norms is None and rope.scales is None and self.scales_numbers(m, weight):
             found = half_heads_config(
                 m, n, weight.inputs, weight.group, workspace(weight.words.device).num_sms,
                 rope.head_dim, zeros=weight.zeros is not None,
@@ -89,10 +89,10 @@ class _Int4Linear(WordsLinear[Int4Words]):
         from quire.kernels.triton.hopper.hopper_int4_ring import word_boxes
 
         boxes = word_boxes(weight.words, config.parts, config.block_n)
-        return boxes, None, ring_codebook(weight.codebook)
+        return boxes, None, ring_codebook(weight)
 
     def scales_numbers(self, num_rows: int, weight: Int4Words) -> bool:
-        return weight.codebook != "nf4" or not has_table(num_rows, weight.group)
+        return weight.codebook != "nf4" or not has_table(num_rows)
 
     def dequantize(self, weight: Int4Words, out: Tensor) -> Tensor:
         return dequantize_int4(weight, out)
@@ -126,11 +126,11 @@ def in_fp8(x: RoundedRows, weight: Int4Words, bias: Tensor | None) -> Tensor:
     return _by_pieces(weight, torch.float8_e4m3fn, multiply)
 
 
-def ring_codebook(codebook: str | None) -> str | None:
-    """CODEBOOK of the ring: numbers of MXFP4 are made of their bits, others looked up."""
-    if codebook is None or codebook == "mxfp4":
-        return codebook and "e2m1"
-    return byte_tables(codebook, torch.bfloat16)
+def ring_codebook(weight: Int4Words) -> str | None:
+    """CODEBOOK of the ring: numbers are made of their bits, or looked up."""
+    if weight.codebook is None:
+        return None
+    return "e2m1" if weight.by_bits else byte_tables(weight.codebook, torch.bfloat16)
 
 
 def _rows_config(rows: int, weight: Int4Words) -> Int4RowsConfig | None:

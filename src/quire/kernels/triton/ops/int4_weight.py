@@ -27,6 +27,7 @@ from quire.kernels.reference_arrays import few_rows
 from quire.kernels.reference_codebook import powers_of_two
 
 STEP = 256  # columns
+MOST = 191  # exponent of a scale, 2^64, for `hopper_codebooks.make_e2m1`
 _PIECE = 2**24  # codes that are packed at a time
 
 
@@ -47,7 +48,9 @@ def pack_codebook(weight: CodebookWeight) -> Int4Words:
     integers = Int4Weight(weight.codes, weight.scale, None, weight.group)
     words = pack_int4(integers)
     row_scale = row_scales(words.scale, None, weight.codebook)
-    return replace(words, codebook=weight.codebook, row_scale=row_scale)
+    exponents = words.scale if weight.codebook == "mxfp4" else None
+    by_bits = exponents is not None and not bool(((exponents > MOST) & (exponents < 255)).any())
+    return replace(words, codebook=weight.codebook, row_scale=row_scale, by_bits=by_bits)
 
 
 @functools.cache
