@@ -41,15 +41,24 @@ def _one_call(
         engine: OfflineEngine, /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Outputs:
         with engine._call_lock:  # an interrupt anywhere inside of it releases the lock
-            interrupted.clear()  # a program may go on after Ctrl-C
-            try:
-                with DeferredInterrupt() as interrupt:
-                    return work(engine, interrupt, *args, **kwargs)
-            except KeyboardInterrupt:
-                interrupted.set()
-                raise
+            return _interruptible(lambda interrupt: work(engine, interrupt, *args, **kwargs))
 
     return call
+
+
+def _interruptible(work: Callable[[DeferredInterrupt], Outputs]) -> Outputs:
+    """The result of work in which Ctrl-C comes where it delivers one, and half does nothing.
+
+    A function of its own: where the lock's `with` had this in its body, an error at some line left
+    the lock held.
+    """
+    interrupted.clear()  # a program may go on after Ctrl-C
+    try:
+        with DeferredInterrupt() as interrupt:
+            return work(interrupt)
+    except KeyboardInterrupt:
+        interrupted.set()
+        raise
 
 
 class OfflineEngine(LoadedModel):
