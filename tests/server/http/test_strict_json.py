@@ -225,7 +225,7 @@ def test_any_bytes_are_answered(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("path", "fields", "fix"),
     [
-        ("messages", {"messages": [{"role": "system", "content": "a"}]}, "assistant or user"),
+        ("messages", {"messages": [{"role": "tool", "content": "a"}]}, "assistant, system or user"),
         ("messages", {"output_config": {"effort": "x"}}, "high, low, max, medium or xhigh"),
         ("messages", {"tool_choice": {"type": "x"}}, "any, auto, none or tool"),
         ("messages", {"tools": [{"name": "a", "input_schema": {}, "type": "x"}]}, "custom"),

@@ -92,7 +92,8 @@ class _Int4Linear(WordsLinear[Int4Words]):
         return boxes, None, ring_codebook(weight)
 
     def scales_numbers(self, num_rows: int, weight: Int4Words) -> bool:
-        return weight.codebook != "nf4" or not has_table(num_rows)
+        is_in_pairs = weight.codebook is not None and weight.scale.dtype != torch.uint8
+        return not (is_in_pairs and has_table(num_rows))
 
     def dequantize(self, weight: Int4Words, out: Tensor) -> Tensor:
         return dequantize_int4(weight, out)

@@ -48,7 +48,7 @@ def pack_codebook(weight: CodebookWeight) -> Int4Words:
     integers = Int4Weight(weight.codes, weight.scale, None, weight.group)
     words = pack_int4(integers)
     row_scale = row_scales(words.scale, None, weight.codebook)
-    exponents = words.scale if weight.codebook == "mxfp4" else None
+    exponents = words.scale if words.scale.dtype == torch.uint8 else None  # of e2m1
     by_bits = exponents is not None and not bool(((exponents > MOST) & (exponents < 255)).any())
     return replace(words, codebook=weight.codebook, row_scale=row_scale, by_bits=by_bits)
 
