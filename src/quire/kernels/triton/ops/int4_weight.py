@@ -27,7 +27,7 @@ from quire.kernels.reference_arrays import few_rows
 from quire.kernels.reference_codebook import powers_of_two
 
 STEP = 256  # columns
-MOST = 191  # exponent of a scale, 2^64, for `hopper_codebooks.make_e2m1`
+_MOST_EXPONENT = 191  # of a scale, 2^64, for `hopper_codebooks.make_e2m1`
 _PIECE = 2**24  # codes that are packed at a time
 
 
@@ -49,7 +49,9 @@ def pack_codebook(weight: CodebookWeight) -> Int4Words:
     words = pack_int4(integers)
     row_scale = row_scales(words.scale, None, weight.codebook)
     exponents = words.scale if words.scale.dtype == torch.uint8 else None  # of e2m1
-    by_bits = exponents is not None and not bool(((exponents > MOST) & (exponents < 255)).any())
+    by_bits = False
+    if exponents is not None:  # 255 is no number in either way
+        by_bits = not ((exponents > _MOST_EXPONENT) & (exponents < 255)).any().item()
     return replace(words, codebook=weight.codebook, row_scale=row_scale, by_bits=by_bits)
 
 
