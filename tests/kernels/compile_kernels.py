@@ -873,6 +873,7 @@ KERNELS = {
     "ring_nf4_16": functools.partial(
         ring_int4, rows=16, parts=1, group=64, codebook="nf4", stages=3
     ),
+    "ring_nf4_32": functools.partial(ring_int4, rows=32, parts=1, group=64, codebook="nf4"),
     "ring_nf4_most": functools.partial(ring_int4, rows=64, parts=1, group=64, codebook="nf4"),
     "ring_mxfp4": functools.partial(ring_int4, group=32, codebook="mxfp4"),
     "ring_mxfp4_any_scale": functools.partial(
@@ -898,6 +899,9 @@ KERNELS = {
     ),
     "ring_bytes_few": functools.partial(
         ring_int4, rows=4, parts=1, codes="s8", group=32, zeros=True
+    ),
+    "ring_bytes_wide": functools.partial(
+        ring_int4, rows=32, block_n=128, parts=1, codes="s8", silu=True, registers=128
     ),
     "ring_bytes_most": functools.partial(ring_int4, rows=64, parts=1, codes="s8"),
     "ring_bytes_many": functools.partial(

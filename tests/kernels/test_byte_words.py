@@ -33,6 +33,7 @@ from quire.kernels.triton.gemm.byte_rows_config import (
     byte_rows_config,
     byte_rows_configs,
 )
+from quire.kernels.triton.gemm.int4_config import WIDE
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS
 from quire.kernels.triton.ops import byte_linear, byte_words
 from quire.kernels.triton.ops.byte_linear import BYTES, multiplies_blocks
@@ -341,6 +342,32 @@ def test_configs_fit(n: int, k: int) -> None:
                 )
 
 
+@pytest.mark.parametrize(
+    ("rows", "n", "group", "wide"),
+    [
+        (4, 28672, 0, True),  # two on a multiprocessor are one round
+        (16, 28672, 64, True),
+        (32, 28672, 128, True),
+        (24, 28672, 64, False),  # sums of groups take the registers of two
+        (40, 28672, 0, False),
+        (16, 37888, 64, False),
+        (1, 28672, 0, False),
+    ],
+)
+def test_wide_tiles_serve_what_is_one_round(rows: int, n: int, group: int, wide: bool) -> None:
+    """As measured."""
+    found = byte_config(rows, n, 4096, group or 256, 132, min(group, 1))
+    assert (found == WIDE) == wide
+
+
+@pytest.mark.parametrize(("k", "stages"), [(8192, 3), (4096, 2), (17408, 2)])
+def test_more_stages_leave_room_for_one_round(k: int, stages: int) -> None:
+    n = 5120 if k == 17408 else 4096
+    found = byte_config(32, n, k, 256, 132, 0)
+    assert found is not None
+    assert (found.stages, found.split) == (stages, 4)
+
+
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(("n", "k"), SIZES)
 def test_tiles_hold_whole_heads(n: int, k: int, head_dim: int) -> None:
@@ -372,7 +399,9 @@ def on_gpu(spec: QuantSpec, n: int, k: int) -> ByteWeight | Fp8Weight:
 @HOPPER_ONLY
 @pytest.mark.parametrize("spec", [*SPECS[:2], *SPECS[4:], ALONE, BLOCKS_ALONE], ids=str)
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize(("n", "k"), [(768, 1280), (152, 2816), (4096, 4096), (64, 384)])
+@pytest.mark.parametrize(
+    ("n", "k"), [(768, 1280), (152, 2816), (4096, 4096), (64, 384), (28672, 512)]
+)
 def test_any_number_of_rows_on_a_hopper(spec: QuantSpec, rows: int, n: int, k: int) -> None:
     weight = on_gpu(spec, n, k)
     x = torch.randn(rows, k, device=DEVICE, dtype=torch.bfloat16)
@@ -388,7 +417,7 @@ def test_any_number_of_rows_on_a_hopper(spec: QuantSpec, rows: int, n: int, k: i
 @pytest.mark.parametrize(
     "spec", [SPECS[0], QuantSpec("int8_group", 1024), SPECS[4], ALONE], ids=str
 )
-@pytest.mark.parametrize("rows", [1, 3, 16, 64])
+@pytest.mark.parametrize("rows", [1, 3, 16, 24, 64])
 def test_what_is_fused_on_a_hopper(spec: QuantSpec, rows: int) -> None:
     weight = on_gpu(spec, 1024, 1024)
     gate_up = packed(weight.map_rows(interleave_gate_up))

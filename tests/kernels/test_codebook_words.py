@@ -211,7 +211,7 @@ def shared_memory_of(rows: int, k: int, config: Int4Config) -> int:
     return shared_memory(rows, k, 64, zeros=False, config=config) + TABLE
 
 
-@pytest.mark.parametrize("rows", [1, 2, 8, 9, 16])
+@pytest.mark.parametrize("rows", [1, 2, 8, 9, 16, 17, 32])
 @pytest.mark.parametrize("head_dim", [0, 64, 128])
 @pytest.mark.parametrize(
     ("n", "k"), [(64, 256), (1536, 896), (4096, 14336), (57344, 8192), (8192, 28672)]
@@ -228,7 +228,7 @@ def test_a_table_fits_beside_a_ring(n: int, k: int, head_dim: int, rows: int) ->
 
 
 HOPPER_ONLY = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
-ROWS = 1, 2, 3, 8, 16, 17, 33, 64, 65, 128, 129, 300, 2048
+ROWS = 1, 2, 3, 8, 16, 17, 32, 33, 64, 65, 128, 129, 300, 2048
 
 
 @pytest.mark.gpu
@@ -268,7 +268,7 @@ def test_every_config_of_many_rows_on_a_hopper(found: CodebookFormat, rows: int)
 @pytest.mark.gpu
 @HOPPER_ONLY
 @FORMATS
-@pytest.mark.parametrize("rows", [1, 3, 16, 64])
+@pytest.mark.parametrize("rows", [1, 3, 16, 24, 64])
 def test_what_is_fused_on_a_hopper(found: CodebookFormat, rows: int) -> None:
     weight = found.round_rows(torch.randn(1024, 1024, device=DEVICE))
     gate_up = packed(weight.map_rows(interleave_gate_up))

@@ -5,15 +5,20 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from quire.kernels.triton.gemm.int4_config import (
     CUTS,
+    WIDE,
     Int4Config,
     block_rows,
     configs_of,
     filling,
     fitting,
     group_rows,
+    programs_that_fit,
+    quickest_split,
+    runs_wide_at_once,
 )
 
 
@@ -26,7 +31,7 @@ def byte_memory(m: int, k: int, group: int, tables: int, config: Int4Config) -> 
 
 def scales_codes(m: int, group: int) -> bool:
     """Whether scales multiply codes, not the sums of groups, see `multiply_codes`."""
-    return group == 32 or m > 64 or (group == 64 and m > 32)
+    return group == 32 or m > (32 if group == 64 else 64) or (group == 128 and 16 < m <= 32)
 
 
 @functools.cache
@@ -38,28 +43,44 @@ def byte_config(
     head_dim: 64 or 128, of heads that tiles have to hold whole; 0 for none. Otherwise as
     `int4_config`.
     """
-    if m > 64:
-        block_n, parts, warps = 128, 1, 8
-    elif head_dim > 64:
-        block_n, parts, warps = head_dim, 2 if m < 2 else 1, 8 if m < 2 or m > 16 else 4
-    elif m > 16 or (m > 4 and n > 128 * num_sms) or (m > 8 and k <= 8192):
-        block_n, parts, warps = 64, 1, 4
-    elif n > 128 * num_sms and not head_dim:
-        block_n, parts, warps = 32, 2, 4
-    elif m == 1 and k <= 8192 and not head_dim:
-        block_n, parts, warps = 32, 4, 4
-    else:
-        block_n, parts, warps = 64, 2, 4
+    memory = functools.partial(byte_memory, m, k, group, tables)
+    sums_groups = tables > 0 and not scales_codes(m, group)
+    is_alone = m == 1 or m > (16 if sums_groups else 32)  # registers of one program of eight warps
+    if not head_dim and not is_alone and runs_wide_at_once(m, n, num_sms, memory):
+        return WIDE
+    block_n, parts, warps = _cut(m, n, k, num_sms, head_dim, sums_groups=sums_groups)
     tiles, steps = math.ceil(n / block_n), math.ceil(k / (256 * parts))
     tiles *= math.ceil(m / block_rows(m))
-    most = 3 if 8 < m <= 32 and parts == 1 else 2 if m <= 64 else 1  # programs of a multiprocessor
+    most = 4 if m == 1 else 3 if 8 < m <= 32 and parts == 1 else 2 if m <= 64 else 1
     split = 1 if parts == 4 else max(1, min(4, steps // 2, most * num_sms // tiles))
-    stages = 3 if m == 1 and split == 1 and parts == 2 else 2
-    found = Int4Config(block_n, parts, stages, split, warps)
-    memory = functools.partial(byte_memory, m, k, group, tables)
+    if m <= 64 and warps == 8 and is_alone:
+        split = quickest_split(split, tiles, steps, num_sms)
+    found = Int4Config(block_n, parts, 2, split, warps)
+    deep = replace(found, stages=3)
+    if m == 1 and split == 1 and parts == 2:
+        found = deep
+    elif 1 < m <= 32 and not 8 < m <= 16 and split > 1 and steps >= 6 * split:
+        if tiles * split <= num_sms * programs_that_fit(deep, memory):
+            found = deep
     if not head_dim:
         found = filling(found, m, n, k, num_sms, memory)
     return fitting(found, k, tiles * block_n * block_rows(m), memory)
+
+
+def _cut(
+    m: int, n: int, k: int, num_sms: int, head_dim: int, *, sums_groups: bool
+) -> tuple[int, int, int]:
+    """Outputs of a tile, parts and warps, as measured."""
+    if m > 64:
+        return 128, 1, 8
+    if head_dim > 64:
+        return head_dim, 2 if m < 2 else 1, 8 if m < 2 or m > 16 else 4
+    if m == 1 and not head_dim:
+        return 32, 4 if k <= 2048 and n <= 64 * num_sms else 2, 4
+    is_large = n > 128 * num_sms
+    if m > 16 or (m > 4 and is_large) or (m > 8 and (sums_groups or k <= 8192)):
+        return 64, 1, 4
+    return 32 if is_large and not head_dim else 64, 2, 4
 
 
 def byte_configs(

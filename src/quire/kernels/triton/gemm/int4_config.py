@@ -66,7 +66,8 @@ def int4_config(
     Few stages: several small programs on a multiprocessor hide each other's latency, and leave room
     for those of the next kernel, which load their words before this one has ended.
     """
-    if not head_dim and _runs_wide_at_once(m, n, k, group, num_sms, zeros=zeros):
+    memory = partial(shared_memory, m, k, group, zeros=zeros)
+    if not head_dim and 16 < m <= 48 and runs_wide_at_once(m, n, num_sms, memory):
         return WIDE
     block_n, parts, warps = _cut(m, n, k, num_sms, head_dim)
     tiles, steps = math.ceil(n / block_n), math.ceil(k / (256 * parts))
@@ -76,12 +77,10 @@ def int4_config(
     if few and warps == 8:
         most = 2
     split = max(1, min(6 if few and warps == 4 else 4, steps // 2, most * num_sms // tiles))
-    if 32 < m <= 64 and warps == 8:  # registers of one program at a time: short rounds, or few
-        rounds = {s: math.ceil(s * tiles / num_sms) * (steps / s + 2) for s in range(1, split + 1)}
-        split = min(rounds, key=lambda s: rounds[s])
+    if 32 < m <= 64 and warps == 8:  # registers of one program at a time
+        split = quickest_split(split, tiles, steps, num_sms)
     many = (8 if few else 16) < m <= 32 and split > 1 and steps >= 8 * split
     found = Int4Config(block_n, parts, 3 if many else 2, split, warps)
-    memory = partial(shared_memory, m, k, group, zeros=zeros)
     if m <= 16:
         both = tiles / num_sms, programs_that_fit(found, memory)
         found = replace(found, registers=_registers(found, m, *both, group, zeros=zeros))
@@ -181,16 +180,20 @@ def registers_of_one_row(share: float, most: int, group: int, *, zeros: bool) ->
     return 96 if fives < sevens and not zeros else 104
 
 
-def _runs_wide_at_once(
-    m: int, n: int, k: int, group: int, num_sms: int, *, zeros: bool
-) -> bool:  # fmt: skip
+def runs_wide_at_once(m: int, n: int, num_sms: int, memory: Memory) -> bool:
     """Whether tiles of 128 outputs, two for each multiprocessor, are one round; those of 64 not.
 
     Above 32 rows there may be room for one alone; they were quicker up to 48 rows all the same.
     """
-    if not 16 < m <= 48 or not 64 * (3 if m <= 32 else 2) * num_sms < n <= 2 * 128 * num_sms:
+    if not 64 * (3 if m <= 32 else 2) * num_sms < n <= 2 * 128 * num_sms:
         return False
-    return 2 * shared_memory(m, k, group, zeros=zeros, config=WIDE) <= SHARED_MEMORY
+    return 2 * memory(config=WIDE) <= SHARED_MEMORY
+
+
+def quickest_split(most: int, tiles: int, steps: int, num_sms: int) -> int:
+    """How many programs share a tile where a multiprocessor runs one: short rounds, or few."""
+    rounds = {s: math.ceil(s * tiles / num_sms) * (steps / s + 2) for s in range(1, most + 1)}
+    return min(rounds, key=lambda s: rounds[s])
 
 
 def _cut(m: int, n: int, k: int, num_sms: int, head_dim: int) -> tuple[int, int, int]:

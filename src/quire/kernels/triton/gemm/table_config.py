@@ -18,7 +18,7 @@ TABLE = 2**15  # bytes of shared memory: 128 for each byte, see `hopper_codebook
 # Triton asks CUDA for more than 48 KiB only by what it allocates itself, without the table: so the
 # ring has to have as much
 _LEAST = 48 * 1024
-_MOST_ROWS = 16  # of x; with 64, the tensor cores need shared memory themselves
+_MOST_ROWS = 32  # of x; with 64, the tensor cores need shared memory themselves
 
 
 def has_table(m: int) -> bool:
@@ -37,7 +37,7 @@ def table_config(
     block_n, parts, warps = 64, 2 if m <= 8 else 1, 4
     if head_dim > 64:
         block_n, warps = 128, 8
-    elif m > 8 and n > 128 * num_sms:
+    elif 8 < m <= 16 and n > 128 * num_sms:
         block_n = 128
     tiles, steps = math.ceil(n / block_n), math.ceil(k / (256 * parts))
     fits = 8 // warps  # programs of a multiprocessor
