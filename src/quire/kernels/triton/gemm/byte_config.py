@@ -78,7 +78,9 @@ def _cut(
     if m == 1 and not head_dim:
         return 32, 4 if k <= 2048 and n <= 64 * num_sms else 2, 4
     is_large = n > 128 * num_sms
-    if m > 16 or (m > 4 and is_large) or (m > 8 and (sums_groups or k <= 8192)):
+    if m > 16 or (m > 4 and is_large):
+        return 64, 1, 4
+    if m > 8 and (sums_groups or k <= 8192 or n <= 32 * num_sms):
         return 64, 1, 4
     return 32 if is_large and not head_dim else 64, 2, 4
 
