@@ -1,4 +1,4 @@
-"""Streams tell what whole answers tell, in every API, however the engine's outputs come together."""
+"""Streams tell what whole answers do, in every API, however the engine's outputs come together."""
 
 from __future__ import annotations
 
@@ -46,12 +46,18 @@ class CutEngine(FakeEngine):
         *,
         stream: bool = True,
         stop_when: StopWhen | None = None,
+        report_progress: bool = False,
         **_: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         limits, text = self.info.limits, prompt if isinstance(prompt, str) else None
         ids = token_ids_of(prompt, self.tokenizer, limits, USUAL_ENCODING)
         messages = [
-            AddRequest(request_id=str(index), prompt_token_ids=ids, sampling=sampling)
+            AddRequest(
+                request_id=str(index),
+                prompt_token_ids=ids,
+                sampling=sampling,
+                report_progress=report_progress,
+            )
             for index in range(sampling.n)
         ]
         prepared = PreparedRequest("r", text, ids, sampling, messages, limits, stop_when)
@@ -67,25 +73,34 @@ class CutEngine(FakeEngine):
         assert not processor.num_unfinished
 
     def _deltas(self, message: AddRequest, index: int, stream: bool) -> Iterator[RequestDelta]:
-        """The tokens of an answer, and in the first delta the scores of the prompt's."""
-        sampling = message.sampling
+        """What the engine sends for an answer; the first one's prompt is computed in two steps."""
+        sampling, name = message.sampling, message.request_id
         ids = self.tokenizer.encode(self.scripts[index % len(self.scripts)])
         is_cut = sampling.max_tokens is not None and len(ids) >= sampling.max_tokens
         ids, reason = ids[: sampling.max_tokens], "length" if is_cut else self.ending
         ids += [2] if reason == "stop" else []
-        prompt, sizes = message.prompt_token_ids[1:], cycle(self.sizes if stream else [len(ids)])
-        wants_prompt = index == 0 and sampling.prompt_logprobs is not None
+        sizes, prompt = cycle(self.sizes if stream else [len(ids)]), []
+        if index == 0 and sampling.prompt_logprobs is not None:
+            prompt = list(map(scores, message.prompt_token_ids[1:]))
+        if index == 0 and stream:
+            yield RequestDelta(
+                request_id=name,
+                prompt_progress=[1],
+                prompt_logprobs=prompt[:1],
+                num_cached_tokens=1,
+            )
+            prompt = prompt[1:]
         while ids:
             part, ids = ids[: (size := next(sizes))], ids[size:]
             yield RequestDelta(
-                request_id=message.request_id,
+                request_id=name,
                 token_ids=part,
                 logprobs=[] if sampling.logprobs is None else list(map(scores, part)),
-                prompt_logprobs=list(map(scores, prompt)) if wants_prompt else [],
+                prompt_logprobs=prompt,
                 num_cached_tokens=1,
                 finish_reason=None if ids else reason,
             )
-            wants_prompt = False
+            prompt = []
 
 
 def scores(token_id: int) -> TokenLogprobs:
@@ -94,7 +109,15 @@ def scores(token_id: int) -> TokenLogprobs:
 
 def same(found: Any, drop: frozenset[str] = frozenset()) -> Any:
     """A reply without what differs between any two answers."""
-    names = {"id", "created", "created_at", "item_id", "call_id", "timings"} | drop
+    names = {
+        "id",
+        "created",
+        "created_at",
+        "item_id",
+        "call_id",
+        "timings",
+        "prompt_progress",
+    } | drop
     if isinstance(found, dict):
         return {n: same(v, drop) for n, v in found.items() if n not in names}
     return [same(each, drop) for each in found] if isinstance(found, list) else found
@@ -204,7 +227,7 @@ def messages_streamed(events: list[Any]) -> Any:
             case "message_start":
                 start = event["message"]
             case "content_block_start":
-                assert event["index"] == len(blocks) and opened is None
+                assert (event["index"], opened) == (len(blocks), None)
                 blocks.append(event["content_block"])
                 opened, text = event["index"], ""
             case "content_block_delta":
@@ -275,7 +298,7 @@ def native_streamed(events: list[Any]) -> Any:
         content = own["content"] + event["content"]
         probabilities = own["completion_probabilities"] + event.get("completion_probabilities", [])
         own |= event | {"content": content, "completion_probabilities": probabilities}
-        own.pop("tokens")
+        del own["tokens"]
     for own in answers.values():
         del own["generation_settings"]["stream"]
     return same([answers[index] for index in sorted(answers)])
@@ -321,6 +344,7 @@ def both(*several: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[
 
 
 LIMIT = [1, 7, 30]
+REPORTS = {"return_progress": [True], "timings_per_token": [True]}
 APIS = [
     Api(
         "/v1/chat/completions",
@@ -331,7 +355,7 @@ APIS = [
             maybe(
                 n=[1, 2], max_tokens=LIMIT, parallel_tool_calls=[False], include_reasoning=[False],
                 tool_choice=["auto", "required", "none"], stop=STOPS, echo=[True],
-                include_stop_str_in_output=[True], skip_special_tokens=[False],
+                include_stop_str_in_output=[True], skip_special_tokens=[False], **REPORTS,
             ),
             logprobs_or_not(logprobs=[True], top_logprobs=[0, 2]),
         ),
@@ -339,11 +363,11 @@ APIS = [
     ),
     Api(
         "/v1/completions",
-        {"prompt": ["ab", "c"], "return_token_ids": True},
+        {"prompt": ["abcd", "c"], "return_token_ids": True},
         completions_streamed,
         completions_whole,
         maybe(n=[1, 2], max_tokens=LIMIT, logprobs=[0, 2], echo=[True], stop=STOPS,
-            include_stop_str_in_output=[True]),
+            include_stop_str_in_output=[True], **REPORTS),
     ),
     Api(
         "/v1/messages",
@@ -363,7 +387,7 @@ APIS = [
         same,
         maybe(
             max_output_tokens=LIMIT, parallel_tool_calls=[False], top_logprobs=[0, 2],
-            tool_choice=["auto", "required"], stop=STOPS,
+            tool_choice=["auto", "required"], stop=STOPS, **REPORTS,
         ),
         lambda schema: {"type": "function", "name": "f", "parameters": schema},
     ),
@@ -393,7 +417,7 @@ APIS = [
         {"prompt": "hi"},
         native_streamed,
         native_whole,
-        maybe(n=[1, 2], n_predict=[0, *LIMIT], n_probs=[2], stop=STOPS),
+        maybe(n=[1, 2], n_predict=[0, *LIMIT], n_probs=[2], stop=STOPS, **REPORTS),
     ),
 ]  # fmt: skip
 
@@ -401,9 +425,9 @@ CALLS = {
     "hermes": '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>',
     "llama3": '{"name": "f", "parameters": %s}',
     "mistral": '[TOOL_CALLS][{"name": "f", "arguments": %s}]',
-    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n%s\n</parameter>\n</function>\n</tool_call>",
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n%s\n</parameter>\n</function>",
     "glm45": "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>",
-    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>%s<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>%s<｜tool▁call▁end｜>",
 }
 assert CALLS.keys() <= TOOL_PARSERS.keys()
 VALUES = [
@@ -443,7 +467,7 @@ def answers(api: Api, engine: FakeEngine, parser: str, fields: dict[str, Any]) -
     engine.tokenizer.chat_variables = frozenset({"messages", "tools"})
     app = build_app(engine, ServerSettings(tool_call_parser=parser))
     body = api.body | fields
-    stream = {"stream": True}
+    stream: dict[str, Any] = {"stream": True}
     if api.path in ("/v1/chat/completions", "/v1/completions"):
         stream["stream_options"] = {"include_usage": True}
     whole, streamed = (call(app, api.path, body | how) for how in ({"stream": False}, stream))

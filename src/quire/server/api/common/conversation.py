@@ -20,7 +20,6 @@ from quire.server.api.common.chat_messages import for_template
 from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.generation_job import Job, make_job
 from quire.server.api.common.generation_request import take_defaults
-from quire.server.api.common.logprob_bounds import check_num_logprobs
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.tool_definitions import ToolUse, tool_use
 from quire.server.api.common.usage import CompletionTokensDetails, Usage
@@ -119,7 +118,6 @@ def prepare(
         token_ids = token_ids_of(
             prompt, tokenizer, limits, request.encoding, is_rendered=True, reserved=reserved
         )
-        check_num_logprobs(sampling, [token_ids], limits, "top_logprobs")
         yield
         config = _parser_config(request, use, parsers, token_ids, tokenizer)
         sampling = with_reasoning_marks(

@@ -16,10 +16,12 @@ from quire.engine.frontend.input_processor import StopWhen
 from quire.engine.frontend.prompt_encoding import USUAL_ENCODING, Encoding, Prompt
 from quire.errors import invalid_value
 from quire.server.api.common.generation_request import MAX_CHOICES, GenerationRequest
+from quire.server.api.common.logprob_bounds import check_num_logprobs
 from quire.server.api.common.usage import UsageCounter
 from quire.server.http.field_names import SAME, FieldNames
 from quire.server.http.request_record import RequestRecord, new_id
 from quire.server.model_registry import RegisteredModel
+from quire.server.parsing.reasoning_parser import with_reasoning_marks
 
 # Ids in allowed_token_ids, or characters of bad words, for all answers of one request. As many ids
 # as SamplingParams takes go with n=16.
@@ -123,11 +125,14 @@ def make_job(
     """Make the job of a request. prompts, sampling: already taken from it.
 
     id_prefix: of the reply's id, such as "cmpl-". names: those of the request's fields, unless it
-    knows them itself. Raises InvalidRequestError for too many answers.
+    knows them itself. Raises InvalidRequestError for more than one request may ask for.
     """
+    limits, tokenizer = model.engine.info.limits, model.engine.tokenizer
+    sampling = with_reasoning_marks(sampling, model.parsers.reasoning, tokenizer)
     if len(prompts) * sampling.n > MAX_CHOICES:
         problem = f"{len(prompts)} prompts with n={sampling.n} are too many answers for one request"
         raise invalid_value("prompt", f"{problem}; send at most {MAX_CHOICES}")
+    check_num_logprobs(sampling, prompts, limits, request.logprobs_field)
     check_lists(sampling, len(prompts) * sampling.n)
     options = request.stream_options
     has_usage = options is not None and bool(options.include_usage)

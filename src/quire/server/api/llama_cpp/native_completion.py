@@ -13,7 +13,6 @@ from quire.core.sampling_params import SamplingParams
 from quire.server.api.common import route_rules
 from quire.server.api.common.generation_job import Job, make_job
 from quire.server.api.common.generation_request import take_defaults
-from quire.server.api.common.logprob_bounds import check_num_logprobs
 from quire.server.api.common.logprob_formats import finite, shown_of
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
@@ -62,7 +61,6 @@ def _job(request: NativeCompletionRequest, model: RegisteredModel) -> Stages[Job
     sampling = completion_request.sampling(request)
     encode = parts_encoder(model.engine, request.add_special_tokens)
     prompts = yield from completion_request.PROMPTS.read(bytes(request.prompt), encode)
-    check_num_logprobs(sampling, prompts, model.engine.info.limits, "n_probs")
     return make_job(
         "cmpl-", request, prompts, sampling, model,
         encoding=request.encoding, cut_to_context=True,

@@ -11,12 +11,12 @@ from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.conversation import Conversation
 from quire.server.api.common.generation_job import make_job
 from quire.server.api.common.generation_request import take_defaults
-from quire.server.api.common.logprob_bounds import check_num_logprobs
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute, LightReply
 from quire.server.api.common.streaming import LINES, answer
 from quire.server.api.common.tool_definitions import tool_use
-from quire.server.api.ollama import ollama_options, ollama_request, ollama_to_chat
+from quire.server.api.ollama import ollama_request, ollama_to_chat
+from quire.server.api.ollama.ollama_options import asks_to_unload, read_ollama
 from quire.server.api.ollama.ollama_reply import (
     ChatPart,
     OllamaAnswer,
@@ -40,7 +40,7 @@ def prepare_chat(body: bytes, models: ModelRegistry) -> Stages[OllamaFormatter |
 
 def prepare_prompt(body: bytes, models: ModelRegistry) -> Stages[OllamaFormatter | LightReply]:
     """Decode a body of /api/generate and make its job, in stages; see `prepare_chat`."""
-    request = ollama_request.parse_prompt(body)
+    request = read_ollama(body, OllamaPrompt)
     return (yield from _prepared(request, models, is_empty=not request.prompt))
 
 
@@ -55,9 +55,7 @@ def _prepared(
     if is_empty:
         tool_use(chat.tools, chat.tool_choice)  # which a conversation checks, too
         return _nothing_to_run(request, chat, model.name, has_message=has_message)
-    if isinstance(request, OllamaPrompt) and (
-        request.raw or not model.engine.tokenizer.has_chat_template
-    ):
+    if isinstance(request, OllamaPrompt) and ollama_to_chat.is_plain(request, model):
         found = _plain(chat, request.prompt or "", model)
     else:
         names = ollama_to_chat.NAMES if has_message else ollama_to_chat.PROMPT_NAMES
@@ -72,7 +70,7 @@ def _nothing_to_run(
     settings say when, so that no client takes the model from another.
     """
     part = make_part(model, OllamaAnswer(), has_message=has_message)
-    is_end = ollama_options.asks_to_unload(request.keep_alive)
+    is_end = asks_to_unload(request.keep_alive)
     part.done, part.done_reason = True, "unload" if is_end else "load"
     return LightReply(part, chat.no_effect)
 
@@ -82,7 +80,6 @@ def _plain(chat: ChatRequest, prompt: str, model: RegisteredModel) -> Conversati
     with ollama_to_chat.PROMPT_NAMES:
         take_defaults(chat, model.request_defaults)
         sampling = ollama_to_chat.PROMPT_NAMES.rename_fields(chat_request.sampling(chat))
-        check_num_logprobs(sampling, [prompt], model.engine.info.limits, "top_logprobs")
         job = make_job(
             "gen-", chat, [prompt], sampling, model,
             encoding=chat.encoding, names=ollama_to_chat.PROMPT_NAMES, cut_to_context=True,
@@ -126,7 +123,7 @@ _CHAT = _route(
     "/api/chat", "Answer a conversation", (*route_rules.CHAT, _FIELDS_BY_ROLE),
     {"messages": [route_rules.USER_MESSAGE]}, OllamaChat, ChatPart,
 )  # fmt: skip
-_PROMPT_RULES = (route_rules.TEMPLATE, "A `raw` prompt has no `system`.")
+_PROMPT_RULES = (route_rules.TEMPLATE, "A prompt without a chat template has no `system`.")
 _PROMPT = _route(
     "/api/generate", "Answer or continue a prompt", _PROMPT_RULES,
     {"prompt": "hello"}, OllamaPrompt, PromptPart,

@@ -95,11 +95,3 @@ def parse_chat(data: bytes) -> OllamaChat:
             problem = f"a message of the role {message.role} has none; remove it"
             raise invalid_value(f"messages[{index}].thinking", problem)
     return request
-
-
-def parse_prompt(data: bytes) -> OllamaPrompt:
-    """Decode a body of /api/generate. Raises InvalidRequestError."""
-    request = read_ollama(data, OllamaPrompt)
-    if request.raw and request.system:
-        raise invalid_value("system", "a raw prompt has none; leave one of the two out")
-    return request

@@ -60,8 +60,17 @@ def messages_of(request: OllamaBody) -> list[chat_messages.Message]:
     return [chat_messages.Message(role="system", content=request.system), user]
 
 
+def is_plain(request: OllamaPrompt, model: RegisteredModel) -> bool:
+    """Whether the prompt goes to the model as it is, without a chat template."""
+    return request.raw is True or not model.engine.tokenizer.has_chat_template
+
+
 def to_chat(request: OllamaBody, model: RegisteredModel) -> ChatRequest:
-    """Ollama's body as a ChatRequest."""
+    """Ollama's body as a ChatRequest. Raises InvalidRequestError."""
+    has_template = not (isinstance(request, OllamaPrompt) and is_plain(request, model))
+    if isinstance(request, OllamaPrompt) and request.system and not has_template:
+        problem = "a raw prompt, or one of a model without a chat template, has none; leave it out"
+        raise invalid_value("system", problem)
     options = request.options or Options()
     given = {own: getattr(options, name) for name, own in _SAMPLING.items()}
     given |= params_set_by("repeat_last_n", options.repeat_last_n)
@@ -83,14 +92,18 @@ def to_chat(request: OllamaBody, model: RegisteredModel) -> ChatRequest:
     )
     chat.take_over(request)
     chat.note_no_effect(*no_effect_notes(request.keep_alive, options))
-    _add_thinking(chat, request.think, model)
+    _add_thinking(chat, request.think, model, has_template=has_template)
     return chat
 
 
-def _add_thinking(chat: ChatRequest, think: bool | str | None, model: RegisteredModel) -> None:
+def _add_thinking(
+    chat: ChatRequest, think: bool | str | None, model: RegisteredModel, *, has_template: bool
+) -> None:
     if think is None:
         return
-    if isinstance(think, str):
+    if not has_template:
+        chat.note_no_effect("think has no effect: the prompt goes through no chat template")
+    elif isinstance(think, str):
         chat.reasoning_effort = think
     elif "enable_thinking" in model.engine.tokenizer.chat_variables:
         chat.chat_template_kwargs = {"enable_thinking": think}

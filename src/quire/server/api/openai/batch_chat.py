@@ -102,7 +102,10 @@ class BatchChatFormatter(OpenAIReplyFormatter):
         choices = []
         for index, (formatter, item) in enumerate(zip(self._formatters, results, strict=True)):
             (output,) = item.outputs
-            choices.append(msgspec.structs.replace(formatter.choice(output), index=index))
+            choice = formatter.choice(output)
+            choice.index = index
+            formatter.describe_prompt(choice, item)
+            choices.append(choice)
         reasoning = sum(formatter.num_reasoning_tokens for formatter in self._formatters)
         usage.completion_tokens_details = CompletionTokensDetails(reasoning)
         return self._formatters[0].reply_of(choices, usage)

@@ -64,13 +64,17 @@ class ChatFormatter(OpenAIReplyFormatter):
         (item,) = results
         choices = [self.choice(output) for output in item.outputs]
         reply = self.reply_of(choices, self._conversation.counted(usage))
+        self.describe_prompt(reply, item)
+        return reply
+
+    def describe_prompt(self, reply: ChatReply | ChatChoice, item: RequestOutput) -> None:
+        """Set what the request asks about its prompt."""
         if self.job.return_token_ids:
             reply.prompt_token_ids = item.prompt_token_ids
         if self._num_prompt_logprobs is not None and item.prompt_logprobs is not None:
             reply.prompt_logprobs = prompt_logprobs(
                 item.prompt_logprobs, item.prompt_token_ids, self._num_prompt_logprobs
             )
-        return reply
 
     def reply_of(self, choices: list[ChatChoice], usage: Usage) -> ChatReply:
         """The reply with these answers."""

@@ -13,7 +13,7 @@ from quire.engine.frontend.prompt_encoding import token_ids_of
 from quire.server.api.common import route_rules
 from quire.server.api.common.generation_job import Job, make_job
 from quire.server.api.common.generation_request import force_usage, take_defaults
-from quire.server.api.common.logprob_bounds import check_num_logprobs, is_wide
+from quire.server.api.common.logprob_bounds import is_wide
 from quire.server.api.common.logprob_formats import (
     CompletionLogprobs,
     PromptLogprob,
@@ -31,7 +31,6 @@ from quire.server.api.openai.completions_request import CompletionRequest
 from quire.server.http.http_errors import ErrorChunk
 from quire.server.http.openapi_entry import PostEntry
 from quire.server.model_registry import ModelRegistry, RegisteredModel
-from quire.server.parsing.reasoning_parser import with_reasoning_marks
 from quire.tokenizer.tokenizer import Tokenizer
 
 
@@ -86,16 +85,13 @@ def _job(request: CompletionRequest, model: RegisteredModel) -> Stages[Job]:
     is_cut = request.max_tokens is None or request.is_cut_to_context
     take_defaults(request, model.request_defaults)
     sampling = completions_request.sampling(request)
-    sampling = with_reasoning_marks(sampling, model.parsers.reasoning, model.engine.tokenizer)
     prompts = completions_request.prompts(request)
-    limits = model.engine.info.limits
     if is_wide(sampling.prompt_logprobs):  # whose number depends on the number of tokens
+        limits, tokenizer = model.engine.info.limits, model.engine.tokenizer
         encode = partial(token_ids_of, reserved=sampling.max_tokens or 1)
-        tokenizer = model.engine.tokenizer
         for index, prompt in enumerate(prompts):
             prompts[index] = encode(prompt, tokenizer, limits, request.encoding)
             yield
-    check_num_logprobs(sampling, prompts, limits)
     return make_job(
         "cmpl-", request, prompts, sampling, model,
         encoding=request.encoding, cut_to_context=is_cut,
