@@ -427,7 +427,7 @@ CALLS = {
     "mistral": '[TOOL_CALLS][{"name": "f", "arguments": %s}]',
     "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n%s\n</parameter>\n</function>",
     "glm45": "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>",
-    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>%s<｜tool▁call▁end｜>",
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>%s",
 }
 assert CALLS.keys() <= TOOL_PARSERS.keys()
 VALUES = [

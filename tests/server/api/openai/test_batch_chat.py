@@ -48,6 +48,8 @@ def test_each_choice_has_what_is_asked_of_its_prompt(app: Starlette) -> None:
         first, second, *others = choice["prompt_logprobs"]
         assert (first, len(others)) == (None, len(choice["prompt_token_ids"]) - 2)
         assert second[str(ord("u"))]["logprob"] == -1.5
+    (alone,) = ask(app, messages=CONVERSATIONS[:1], **asked).json()["choices"]
+    assert len(alone["prompt_token_ids"]) == len(alone["prompt_logprobs"])
     assert "prompt_token_ids" not in ask(app).json()["choices"][0]
 
 

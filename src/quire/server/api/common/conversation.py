@@ -16,7 +16,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.prompt_encoding import counting, token_ids_of
 from quire.errors import invalid_value
 from quire.server.api.common import chat_request
-from quire.server.api.common.chat_messages import for_template
+from quire.server.api.common.chat_messages import echoed_text, for_template
 from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.generation_job import Job, make_job
 from quire.server.api.common.generation_request import take_defaults
@@ -43,11 +43,15 @@ _PLAIN = ParserConfig()
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """A job and the parsers of its answers. hides_reasoning: reasoning is not returned."""
+    """A job and the parsers of its answers. hides_reasoning: reasoning is not returned.
+
+    echoed: the text that the request wants in front of each answer.
+    """
 
     job: Job
     new_parser: Callable[[], StreamParser]
     hides_reasoning: bool = False
+    echoed: str = ""
     new_counter: Callable[[], ReasoningTokenCounter] | None = None
     _parsers: dict[int, StreamParser] = msgspec.field(default_factory=dict)  # by answer
     _counters: dict[int, ReasoningTokenCounter] = msgspec.field(default_factory=dict)  # likewise
@@ -70,11 +74,6 @@ class Conversation(msgspec.Struct, frozen=True):
             return "tool_calls"
         return output.finish_reason
 
-    def counted(self, usage: Usage) -> Usage:
-        """The usage, completed by the reasoning tokens counted so far."""
-        usage.completion_tokens_details = CompletionTokensDetails(self.num_reasoning_tokens)
-        return usage
-
     @property
     def num_reasoning_tokens(self) -> int:
         """Reasoning tokens of all answers so far."""
@@ -85,6 +84,13 @@ class Conversation(msgspec.Struct, frozen=True):
         if parser is None:
             parser = self._parsers[index] = self.new_parser()
         return parser
+
+
+def counted(usage: Usage, *conversations: Conversation) -> Usage:
+    """The usage, completed by the reasoning tokens that they have counted so far."""
+    num_tokens = sum([each.num_reasoning_tokens for each in conversations])
+    usage.completion_tokens_details = CompletionTokensDetails(num_tokens)
+    return usage
 
 
 def prepare(
@@ -132,8 +138,9 @@ def prepare(
             names=names, prompt_field=names.messages, cut_to_context=cut,
         )  # fmt: skip
     hides = request.include_reasoning is False
+    echoed = echoed_text(request.messages[-1]) if request.echo else ""
     if is_plain:
-        return Conversation(job, PlainParser, hides)
+        return Conversation(job, PlainParser, hides, echoed)
     if config.most_calls is not None and config.tool_parser is not None:
         job = msgspec.structs.replace(job, stop_when=partial(stop_after_calls, config))
     new_parser = partial(OutputParser, config, new_id=new_call_id)
@@ -141,7 +148,7 @@ def prepare(
     if (reasoning := config.reasoning) is not None:
         in_reasoning, token_bytes = config.in_reasoning, tokenizer.token_bytes
         new_counter = partial(ReasoningTokenCounter, reasoning, in_reasoning, token_bytes)
-    return Conversation(job, new_parser, hides, new_counter)
+    return Conversation(job, new_parser, hides, echoed, new_counter)
 
 
 def encode(request: ChatRequest, model: RegisteredModel, *, names: FieldNames = SAME) -> list[int]:

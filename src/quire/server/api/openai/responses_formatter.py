@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from quire.core.request_output import CompletionOutput, RequestOutput
 from quire.errors import OverloadedError
-from quire.server.api.common.conversation import Conversation
+from quire.server.api.common.conversation import Conversation, counted
 from quire.server.api.common.generation_job import Job
 from quire.server.api.common.logprob_formats import chat_logprobs, num_shown
 from quire.server.api.common.usage import Usage
@@ -67,7 +67,7 @@ class ResponsesFormatter:
             pass
         for _ in self._output.close(self._status):
             pass
-        return self._response(self._conversation.counted(usage))
+        return self._response(counted(usage, self._conversation))
 
     def chunks(self, _index_of_prompt: int, item: RequestOutput) -> Iterator[replies.StreamEvent]:
         """The stream events that one part of the answer makes."""
@@ -85,7 +85,7 @@ class ResponsesFormatter:
         """The last events of a complete stream."""
         for event in self._output.close(self._status):
             yield self._numbered(event)
-        response = self._response(self._conversation.counted(usage))
+        response = self._response(counted(usage, self._conversation))
         self.keep(response)
         if response.status == "incomplete":
             yield self._numbered(replies.Incomplete(response=response))
