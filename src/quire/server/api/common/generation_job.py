@@ -1,15 +1,18 @@
 """Job: what one HTTP request asks of the engine, for any route. job_runner.py runs it.
 
-GenerationRecord: the same and how many tokens it took, for observers.
+ReplyFormatter: what each API of generated text does with the outputs. GenerationRecord: the job and
+how many tokens it took, for observers.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import msgspec
 
+from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.input_processor import StopWhen
@@ -17,8 +20,9 @@ from quire.engine.frontend.prompt_encoding import USUAL_ENCODING, Encoding, Prom
 from quire.errors import invalid_value
 from quire.server.api.common.generation_request import MAX_CHOICES, GenerationRequest
 from quire.server.api.common.logprob_bounds import check_num_logprobs
-from quire.server.api.common.usage import UsageCounter
+from quire.server.api.common.usage import Usage, UsageCounter
 from quire.server.http.field_names import SAME, FieldNames
+from quire.server.http.http_errors import ErrorReply
 from quire.server.http.request_record import RequestRecord, new_id
 from quire.server.model_registry import RegisteredModel
 from quire.server.parsing.reasoning_parser import with_reasoning_marks
@@ -159,6 +163,30 @@ def make_job(
         no_effect=request.no_effect,
         names=request.sent_as if names is None else names,
     )
+
+
+class ReplyFormatter(Protocol):
+    """Formats one job's outputs as the structs that an API sends. One object for each request."""
+
+    job: Job
+
+    def reply(
+        self, results: Sequence[RequestOutput], usage: Usage
+    ) -> msgspec.Struct | Sequence[msgspec.Struct]:
+        """The complete answer of a request without streaming."""
+
+    def chunks(self, index: int, output: RequestOutput, /) -> Iterable[msgspec.Struct]:
+        """A stream's next chunks. index: of the prompt; output: what is new of its answers."""
+
+    def ending(self, usage: Usage) -> Iterable[msgspec.Struct]:
+        """The last chunks of a complete stream."""
+
+    def failure(self, reply: ErrorReply) -> msgspec.Struct:
+        """The last chunk of a stream that failed."""
+
+    @property
+    def end_marker(self) -> bytes:
+        """The bytes after the last chunk of a complete stream."""
 
 
 class GenerationRecord(msgspec.Struct, eq=False):

@@ -17,12 +17,11 @@ from starlette.types import Send
 
 from quire.core.request_output import RequestOutput
 from quire.server.admission.drain import cut_error
-from quire.server.api.common.generation_job import AdmittedJob, Job
+from quire.server.api.common.generation_job import AdmittedJob, Job, ReplyFormatter
 from quire.server.api.common.job_runner import gather, run
 from quire.server.api.common.load_report import load_headers
 from quire.server.api.common.logprob_bounds import has_many_logprobs
 from quire.server.api.common.logprob_formats import num_shown
-from quire.server.api.common.reply_formatter import ReplyFormatter
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.common.timings import timed
 from quire.server.api.common.usage import Usage, UsageCounter

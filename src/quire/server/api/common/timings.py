@@ -12,8 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.core.request_output import CompletionOutput, PromptProgress, RequestOutput, RequestTimes
-from quire.server.api.common.generation_job import Job
-from quire.server.api.common.reply_formatter import ReplyFormatter
+from quire.server.api.common.generation_job import Job, ReplyFormatter
 from quire.server.api.common.usage import Usage
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from quire.server.api.common.model_info_route import model_info_route
+from quire.server.api.common.model_route import model_info_route
 from quire.server.http.openapi_entry import ApiRoute
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.version import __version__

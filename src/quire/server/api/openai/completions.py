@@ -46,13 +46,6 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType | None = UNSET
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType | None = UNSET
 
-    def with_nulls(self) -> CompletionChoice:
-        """Null where something was not asked for, as in replies without a stream."""
-        for name in ("token_ids", "prompt_token_ids", "prompt_logprobs"):
-            if getattr(self, name) is UNSET:
-                setattr(self, name, None)
-        return self
-
 
 class CompletionReply(WithProgress, kw_only=True):
     """The reply without streaming, or one chunk of a stream."""
@@ -112,7 +105,7 @@ class CompletionFormatter(OpenAIReplyFormatter):
     def reply(self, results: Sequence[RequestOutput], usage: Usage) -> CompletionReply:
         """The complete answer as a text completion."""
         choices = [
-            self._choice(prompt_index, item, output).with_nulls()
+            self._choice(prompt_index, item, output)
             for prompt_index, item in enumerate(results)
             for output in item.outputs
         ]
@@ -155,11 +148,15 @@ class CompletionFormatter(OpenAIReplyFormatter):
         self, prompt_index: int, item: RequestOutput, output: CompletionOutput
     ) -> CompletionChoice:
         index = prompt_index * self.job.sampling.n + output.index
+        not_asked = UNSET if self.job.stream else None
         choice = CompletionChoice(
             index=index,
             text=output.text,
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
+            token_ids=not_asked,
+            prompt_token_ids=not_asked,
+            prompt_logprobs=not_asked,
         )
         is_first = index not in self._started
         self._started.add(index)

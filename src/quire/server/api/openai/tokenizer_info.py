@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from quire.server.api.common.model_info_route import model_info_route
+from quire.server.api.common.model_route import model_info_route
 from quire.server.http.openapi_entry import ApiRoute
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 
