@@ -2,7 +2,7 @@
 
 The text that is passed on is always the start of a JSON text that any reader takes, whatever the
 model writes. Corrected are: control characters inside strings, such as line ends, which are
-escaped; half a surrogate pair, which is no character and becomes U+FFFD; and a number such as
+escaped; half a surrogate pair, which is not a character and becomes U+FFFD; and a number such as
 1e999, which becomes the largest one.
 """
 

@@ -20,6 +20,7 @@ from quire.server.api.common.chat_messages import echoed_text, for_template
 from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.generation_job import Job, make_job
 from quire.server.api.common.generation_request import take_defaults
+from quire.server.api.common.logprob_formats import ChatLogprobs, chat_logprobs, num_shown
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.tool_definitions import ToolUse, tool_use
 from quire.server.api.common.usage import CompletionTokensDetails, Usage
@@ -73,6 +74,13 @@ class Conversation(msgspec.Struct, frozen=True):
         if output.finish_reason == "stop" and self._parser(output.index).called_tools:
             return "tool_calls"
         return output.finish_reason
+
+    def logprobs(self, output: CompletionOutput, tokenizer: Tokenizer) -> ChatLogprobs | None:
+        """Those of an answer's next output; None if the request does not ask for them."""
+        if (count := num_shown(self.job.sampling)) is None:
+            return None
+        positions, as_ids = output.logprobs or [], self.job.spells_token_ids
+        return chat_logprobs(positions, output.token_ids, count, tokenizer, as_ids=as_ids)
 
     @property
     def num_reasoning_tokens(self) -> int:

@@ -12,7 +12,7 @@ from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.conversation import Conversation, counted
 from quire.server.api.common.generation_job import Job
 from quire.server.api.common.generation_request import force_usage
-from quire.server.api.common.logprob_formats import ChatLogprobs, chat_logprobs, prompt_logprobs
+from quire.server.api.common.logprob_formats import prompt_logprobs
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.streaming import OpenAIReplyFormatter, answer
@@ -149,7 +149,7 @@ class ChatFormatter(OpenAIReplyFormatter):
             deltas = [Delta(content="")]
         parts = [ChunkChoice(index=output.index, delta=delta) for delta in deltas]
         if parts and has_token_fields:
-            parts[0].logprobs = self._logprobs(output)
+            parts[0].logprobs = chat.logprobs(output, self._tokenizer)
             if self.job.return_token_ids:
                 parts[0].token_ids = output.token_ids
         return parts
@@ -161,21 +161,13 @@ class ChatFormatter(OpenAIReplyFormatter):
         choice = ChatChoice(
             index=output.index,
             message=message,
-            logprobs=self._logprobs(output),
+            logprobs=chat.logprobs(output, self._tokenizer),
             finish_reason=chat.finish_reason(output),
             stop_reason=output.stop_reason,
         )
         if self.job.return_token_ids:
             choice.token_ids = output.token_ids
         return choice
-
-    def _logprobs(self, output: CompletionOutput) -> ChatLogprobs | None:
-        if self._num_logprobs is None:
-            return None
-        return chat_logprobs(
-            output.logprobs or [], output.token_ids, self._num_logprobs, self._tokenizer,
-            as_ids=self._spells_ids,
-        )  # fmt: skip
 
 
 def _end(parts: list[ChunkChoice], chat: Conversation, output: CompletionOutput) -> None:

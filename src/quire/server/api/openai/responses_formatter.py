@@ -11,7 +11,7 @@ from quire.core.request_output import CompletionOutput, RequestOutput
 from quire.errors import OverloadedError
 from quire.server.api.common.conversation import Conversation, counted
 from quire.server.api.common.generation_job import Job
-from quire.server.api.common.logprob_formats import chat_logprobs, num_shown
+from quire.server.api.common.logprob_formats import num_shown
 from quire.server.api.common.usage import Usage
 from quire.server.api.openai import responses_reply as replies
 from quire.server.api.openai import responses_request
@@ -135,17 +135,12 @@ class ResponsesFormatter:
     def _read(self, output: CompletionOutput) -> Iterator[replies.StreamEvent]:
         self._answer += output.token_ids
         for part in [output] if self._tokens is None else self._tokens.of(output):
-            self._add_logprobs(part)
+            if (shown := self._conversation.logprobs(part, self._tokenizer)) is not None:
+                self._output.logprobs += shown.content
             for event in self._conversation.read(part):
                 yield from self._output.add(event)
         if output.finish_reason is not None:
             self._reason = output.finish_reason
-
-    def _add_logprobs(self, part: CompletionOutput) -> None:
-        if (count := num_shown(self.job.sampling)) is not None:
-            positions, as_ids = part.logprobs or [], self.job.spells_token_ids
-            shown = chat_logprobs(positions, part.token_ids, count, self._tokenizer, as_ids=as_ids)
-            self._output.logprobs += shown.content
 
     def _numbered(self, event: replies.StreamEvent) -> replies.StreamEvent:
         event.sequence_number = self._number
