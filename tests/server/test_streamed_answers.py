@@ -1,4 +1,4 @@
-"""Streams tell what whole answers do, in every API, however the engine's outputs come together."""
+"""Streamed and whole answers are the same in every API, however the engine's outputs come together."""
 
 from __future__ import annotations
 
@@ -478,7 +478,7 @@ def answers(api: Api, engine: FakeEngine, parser: str, fields: dict[str, Any]) -
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_streams_tell_what_whole_answers_do(api: Api, data: st.DataObject) -> None:
+def test_streams_and_whole_answers_are_the_same(api: Api, data: st.DataObject) -> None:
     parser = data.draw(st.sampled_from(sorted(CALLS)))
     sizes = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4).map(tuple))
     texts = data.draw(st.lists(scripts(parser), min_size=1, max_size=2).map(tuple))

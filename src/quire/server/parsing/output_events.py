@@ -85,7 +85,7 @@ def join(events: Sequence[Event]) -> Answer:
 
 
 def parts_of(events: Sequence[Event]) -> list[Part]:
-    """The parts of a whole answer in their order, of neighbours of one kind joined."""
+    """The parts of a whole answer in their order, each as long as it goes on."""
     parts: list[Part] = []
     for event in events:
         match event, parts[-1] if parts else None:

@@ -18,6 +18,7 @@ from quire.server.api.anthropic.messages_request import (
 from quire.server.api.anthropic.messages_to_chat import to_chat
 from quire.server.api.common import conversation, route_rules
 from quire.server.api.common.conversation import Conversation
+from quire.server.api.common.generation_job import ReplyFormatter
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute, LightReply, LightRoute
 from quire.server.api.common.streaming import answer
@@ -81,10 +82,8 @@ def count_tokens(data: bytes, models: ModelRegistry) -> LightReply:
     return LightReply(replies.TokenCountReply(len(token_ids)), chat.no_effect)
 
 
-class MessagesFormatter:
+class MessagesFormatter(ReplyFormatter):
     """The ReplyFormatter of /v1/messages, for one conversation."""
-
-    end_marker = b""
 
     def __init__(self, conversation: Conversation) -> None:
         self.job = conversation.job

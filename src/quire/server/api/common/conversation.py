@@ -76,7 +76,7 @@ class Conversation(msgspec.Struct, frozen=True):
         return output.finish_reason
 
     def logprobs(self, output: CompletionOutput, tokenizer: Tokenizer) -> ChatLogprobs | None:
-        """Those of an answer's next output; None if the request does not ask for them."""
+        """Log-probabilities of an answer's next output; None if the request asks for none."""
         if (count := num_shown(self.job.sampling)) is None:
             return None
         positions, as_ids = output.logprobs or [], self.job.spells_token_ids
@@ -137,17 +137,15 @@ def prepare(
         sampling = with_reasoning_marks(
             sampling, config.reasoning, tokenizer, is_open=config.in_reasoning
         )
-        if not (is_plain := config.is_plain):
-            sampling = with_mark_tokens(sampling, config, tokenizer)
-        if use.allowed or sampling.structured_outputs is not None:
-            sampling = names.rename_fields(_with_grammar(sampling, use, config, tokenizer))
+        sampling = with_mark_tokens(sampling, config, tokenizer)
+        sampling = names.rename_fields(_with_grammar(sampling, use, config, tokenizer))
         job = make_job(
             id_prefix, request, [token_ids], sampling, model,
             names=names, prompt_field=names.messages, cut_to_context=cut,
         )  # fmt: skip
     hides = request.include_reasoning is False
     echoed = echoed_text(request.messages[-1]) if request.echo else ""
-    if is_plain:
+    if config.is_plain:
         return Conversation(job, PlainParser, hides, echoed)
     if config.most_calls is not None and config.tool_parser is not None:
         job = msgspec.structs.replace(job, stop_when=partial(stop_after_calls, config))

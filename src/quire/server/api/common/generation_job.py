@@ -166,9 +166,13 @@ def make_job(
 
 
 class ReplyFormatter(Protocol):
-    """Formats one job's outputs as the structs that an API sends. One object for each request."""
+    """Formats one job's outputs as the structs that an API sends. One object for each request.
+
+    end_marker: the bytes after the last chunk of a complete stream.
+    """
 
     job: Job
+    end_marker: bytes = b""
 
     def reply(
         self, results: Sequence[RequestOutput], usage: Usage
@@ -178,15 +182,12 @@ class ReplyFormatter(Protocol):
     def chunks(self, index: int, output: RequestOutput, /) -> Iterable[msgspec.Struct]:
         """A stream's next chunks. index: of the prompt; output: what is new of its answers."""
 
-    def ending(self, usage: Usage) -> Iterable[msgspec.Struct]:
-        """The last chunks of a complete stream."""
+    def ending(self, _usage: Usage, /) -> Iterable[msgspec.Struct]:
+        """The last chunks of a complete stream; none where each answer has its own."""
+        return ()
 
     def failure(self, reply: ErrorReply) -> msgspec.Struct:
         """The last chunk of a stream that failed."""
-
-    @property
-    def end_marker(self) -> bytes:
-        """The bytes after the last chunk of a complete stream."""
 
 
 class GenerationRecord(msgspec.Struct, eq=False):

@@ -65,7 +65,7 @@ EVENTS = Framing(b"text/event-stream; charset=utf-8", _event)  # server-sent eve
 LINES = Framing(b"application/x-ndjson", _line)  # of JSON
 
 
-class OpenAIReplyFormatter:
+class OpenAIReplyFormatter(ReplyFormatter):
     """The base of ReplyFormatters of OpenAI's two older APIs: end marker, errors, and settings."""
 
     end_marker = DONE

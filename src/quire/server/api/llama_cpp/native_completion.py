@@ -39,7 +39,7 @@ _SETTINGS = {
     "seed": "seed", "temperature": "temperature", "top_k": "top_k", "top_p": "top_p",
     "min_p": "min_p", "repeat_penalty": "repetition_penalty", "stop": "stop",
     "presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty",
-    "ignore_eos": "ignore_eos", "max_tokens": "max_tokens", "n_predict": "max_tokens",
+    "ignore_eos": "ignore_eos",
 }  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def _job(request: NativeCompletionRequest, model: RegisteredModel) -> Stages[Job
 class _Answer(msgspec.Struct):
     """State of an answer so far."""
 
-    tokens: list[int]
+    num_tokens: int = 0
     has_new_line: bool = False
 
 
@@ -116,20 +116,16 @@ class NativeFormatter(OpenAIReplyFormatter):
                 part.completion_probabilities = UNSET
                 yield self._end(part, item, output)
 
-    def ending(self, _usage: Usage) -> Iterator[NativePart]:
-        """No ending: each answer has its own last chunk."""
-        yield from ()
-
     def _read(self, prompt_index: int, item: RequestOutput, output: CompletionOutput) -> NativePart:
         index = prompt_index * self.job.sampling.n + output.index
-        answer = self._answers.setdefault(index, _Answer([]))
-        answer.tokens += output.token_ids
+        answer = self._answers.setdefault(index, _Answer())
+        answer.num_tokens += len(output.token_ids)
         answer.has_new_line |= "\n" in output.text
         return NativePart(
             index=index,
             content=output.text,
             tokens=list(output.token_ids) if self._returns_tokens else [],
-            tokens_predicted=len(answer.tokens),
+            tokens_predicted=answer.num_tokens,
             tokens_evaluated=len(item.prompt_token_ids),
             completion_probabilities=self._probabilities(output),
         )

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from quire.core.request_output import CompletionOutput, RequestOutput
 from quire.server.api.common.conversation import Conversation
+from quire.server.api.common.generation_job import ReplyFormatter
 from quire.server.api.common.logprob_formats import ChatLogprob
 from quire.server.api.common.timings import durations
 from quire.server.api.common.usage import Usage
@@ -67,10 +68,8 @@ class PromptPart(OllamaPart, kw_only=True):
     thinking: str | UnsetType = UNSET
 
 
-class OllamaFormatter:
+class OllamaFormatter(ReplyFormatter):
     """The ReplyFormatter of both paths."""
-
-    end_marker = b""
 
     def __init__(
         self, conversation: Conversation, model: RegisteredModel, *, has_message: bool
@@ -100,10 +99,6 @@ class OllamaFormatter:
             yield from map(self._part, self._answers(output))
             if output.finish_reason is not None:
                 yield self._ended(self._part(OllamaAnswer()), item, output)
-
-    def ending(self, _usage: Usage) -> Iterator[OllamaPart]:
-        """Nothing: the answer has its own last line."""
-        yield from ()
 
     def failure(self, reply: ErrorReply) -> PlainError:
         """The last line of a stream that failed."""

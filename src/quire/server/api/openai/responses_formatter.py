@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from quire.core.request_output import CompletionOutput, RequestOutput
 from quire.errors import OverloadedError
 from quire.server.api.common.conversation import Conversation, counted
-from quire.server.api.common.generation_job import Job
+from quire.server.api.common.generation_job import Job, ReplyFormatter
 from quire.server.api.common.logprob_formats import num_shown
 from quire.server.api.common.usage import Usage
 from quire.server.api.openai import responses_reply as replies
@@ -21,14 +21,12 @@ from quire.server.http.http_errors import ErrorReply
 from quire.tokenizer.tokenizer import Tokenizer
 
 
-class ResponsesFormatter:
+class ResponsesFormatter(ReplyFormatter):
     """The ReplyFormatter of /v1/responses, for one conversation.
 
     num_bytes: of its body and of the stored turns before it. keep: stores a response, in place of
     the started one in the background; raises OverloadedError if that failed.
     """
-
-    end_marker = b""
 
     def __init__(
         self,
