@@ -1,4 +1,4 @@
-"""Streamed and whole answers are the same in every API, however the engine's outputs come together."""
+"""Streamed and whole answers are the same in every API, however the engine's outputs come."""
 
 from __future__ import annotations
 
