@@ -15,7 +15,7 @@ from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute, LightReply
 from quire.server.api.common.streaming import LINES, answer
 from quire.server.api.common.tool_definitions import tool_use
-from quire.server.api.ollama import ollama_request, ollama_to_chat
+from quire.server.api.ollama import ollama_to_chat
 from quire.server.api.ollama.ollama_options import asks_to_unload, read_ollama
 from quire.server.api.ollama.ollama_reply import (
     ChatPart,
@@ -32,27 +32,19 @@ from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.server.parsing.output_parser import PlainParser
 
 
-def prepare_chat(body: bytes, models: ModelRegistry) -> Stages[OllamaFormatter | LightReply]:
-    """Decode a body of /api/chat and make its job, in stages. Raises InvalidRequestError."""
-    request = ollama_request.parse_chat(body)
-    return (yield from _prepared(request, models, is_empty=not request.messages))
-
-
-def prepare_prompt(body: bytes, models: ModelRegistry) -> Stages[OllamaFormatter | LightReply]:
-    """Decode a body of /api/generate and make its job, in stages; see `prepare_chat`."""
-    request = read_ollama(body, OllamaPrompt)
-    return (yield from _prepared(request, models, is_empty=not request.prompt))
-
-
-def _prepared(
-    request: OllamaBody, models: ModelRegistry, *, is_empty: bool
+def prepare(
+    kind: type[OllamaChat | OllamaPrompt], body: bytes, models: ModelRegistry
 ) -> Stages[OllamaFormatter | LightReply]:
-    """The job of a body; the reply itself where nothing is to run. Raises InvalidRequestError."""
+    """Decode a body and make its job, in stages; the reply itself where nothing is to run.
+
+    Raises InvalidRequestError.
+    """
+    request = read_ollama(body, kind)
     has_message = isinstance(request, OllamaChat)
     model = models.find(request.model)
     yield
     chat = ollama_to_chat.to_chat(request, model)
-    if is_empty:
+    if not (request.messages if isinstance(request, OllamaChat) else request.prompt):
         tool_use(chat.tools, chat.tool_choice)  # which a conversation checks, too
         return _nothing_to_run(request, chat, model.name, has_message=has_message)
     if isinstance(request, OllamaPrompt) and ollama_to_chat.is_plain(request, model):
@@ -130,6 +122,6 @@ _PROMPT = _route(
 )  # fmt: skip
 _answer = partial(answer, framing=LINES)
 ROUTES = (
-    GenerationRoute(_CHAT, prepare_chat, _answer),
-    GenerationRoute(_PROMPT, prepare_prompt, _answer),
+    GenerationRoute(_CHAT, partial(prepare, OllamaChat), _answer),
+    GenerationRoute(_PROMPT, partial(prepare, OllamaPrompt), _answer),
 )

@@ -44,6 +44,7 @@ _OWN = {
     "reasoning_effort": "think",
     "truncate_prompt_tokens": "truncate",
     "continue_final_message": "messages",
+    ".reasoning_content": ".thinking",
 }
 NAMES = FieldNames(_OWN)
 PROMPT_NAMES = FieldNames({**_OWN, "messages": "prompt"})
