@@ -61,10 +61,7 @@ def _job(request: NativeCompletionRequest, model: RegisteredModel) -> Stages[Job
     sampling = completion_request.sampling(request)
     encode = parts_encoder(model.engine, request.add_special_tokens)
     prompts = yield from completion_request.PROMPTS.read(bytes(request.prompt), encode)
-    return make_job(
-        "cmpl-", request, prompts, sampling, model,
-        encoding=request.encoding, cut_to_context=True,
-    )  # fmt: skip
+    return make_job("cmpl-", request, prompts, sampling, model, cut_to_context=True)
 
 
 class _Answer(msgspec.Struct):

@@ -69,13 +69,11 @@ def _nothing_to_run(
 
 def _plain(chat: ChatRequest, prompt: str, model: RegisteredModel) -> Conversation:
     """A prompt without a chat template."""
-    with ollama_to_chat.PROMPT_NAMES:
+    names = ollama_to_chat.PROMPT_NAMES
+    with names:
         take_defaults(chat, model.request_defaults)
-        sampling = ollama_to_chat.PROMPT_NAMES.rename_fields(chat_request.sampling(chat))
-        job = make_job(
-            "gen-", chat, [prompt], sampling, model,
-            encoding=chat.encoding, names=ollama_to_chat.PROMPT_NAMES, cut_to_context=True,
-        )  # fmt: skip
+        sampling = names.rename_fields(chat_request.sampling(chat))
+        job = make_job("gen-", chat, [prompt], sampling, model, names=names, cut_to_context=True)
     return Conversation(job, PlainParser)
 
 

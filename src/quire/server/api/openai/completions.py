@@ -85,10 +85,7 @@ def _job(request: CompletionRequest, model: RegisteredModel) -> Stages[Job]:
         for index, prompt in enumerate(prompts):
             prompts[index] = encode(prompt, tokenizer, limits, request.encoding)
             yield
-    return make_job(
-        "cmpl-", request, prompts, sampling, model,
-        encoding=request.encoding, cut_to_context=is_cut,
-    )  # fmt: skip
+    return make_job("cmpl-", request, prompts, sampling, model, cut_to_context=is_cut)
 
 
 class CompletionFormatter(OpenAIReplyFormatter):
