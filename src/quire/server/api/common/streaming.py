@@ -23,7 +23,7 @@ from quire.server.api.common.load_report import load_headers
 from quire.server.api.common.logprob_bounds import has_many_logprobs
 from quire.server.api.common.logprob_formats import num_shown
 from quire.server.api.common.request_gate import RequestContext
-from quire.server.api.common.timings import timed
+from quire.server.api.common.timings import set_timings, timed
 from quire.server.api.common.usage import Usage, UsageCounter
 from quire.server.http.deadline import Deadline
 from quire.server.http.http_errors import ErrorChunk, ErrorReply, describe, send_complete
@@ -86,9 +86,8 @@ async def answer(
 ) -> None:
     """Run a job and send its answer. Raises only while nothing has been sent."""
     admitted = context.start(formatter.job)
-    formatter = timed(formatter)
     if formatter.job.stream:
-        record = context.record
+        record, formatter = context.record, timed(formatter)
         stream = events(formatter, admitted, context.usage, framing.encode)
 
         def failed(error: Exception) -> bytes:
@@ -102,11 +101,14 @@ async def answer(
     async with context.deadline.enforced():
         results = await gather(admitted, usage)
 
+    job = formatter.job
+
     def reply() -> bytes:
-        return _encoder.encode(formatter.reply(results, usage.total()))
+        whole = formatter.reply(results, usage.total())
+        set_timings(whole, job, results)
+        return _encoder.encode(whole)
 
     # what stores the answer, or makes a long one, must not block the event loop
-    job = formatter.job
     in_thread = job.is_stored or job.has_many_prompts or has_many_logprobs(*results)
     body = await asyncio.to_thread(reply) if in_thread else reply()
     await send_complete(send, 200, body, load_headers(context.scope, admitted.engine))
