@@ -83,7 +83,7 @@ class ChatFormatter(OpenAIReplyFormatter):
                 if is_batch:  # each has one choice
                     choice.index = number
             self._describe_prompt(choice if is_batch else reply, item)
-        reply.usage = self._counted(usage)
+        reply.usage = counted(usage, *self._conversations)
         if self._metadata is not None:
             reply.metadata = self._metadata
         return reply
@@ -96,9 +96,6 @@ class ChatFormatter(OpenAIReplyFormatter):
             reply.prompt_logprobs = prompt_logprobs(
                 item.prompt_logprobs, item.prompt_token_ids, self._num_prompt_logprobs
             )
-
-    def _counted(self, usage: Usage) -> Usage:
-        return counted(usage, *self._conversations)
 
     def chunks(self, index: int, item: RequestOutput) -> Iterator[ChatChunk]:
         """A stream's next chunks: first the role, then the deltas, the last with its reason."""
@@ -119,7 +116,7 @@ class ChatFormatter(OpenAIReplyFormatter):
         """The token counts, if the request asks for them."""
         if self.job.include_usage:
             chunk = self._chunk()
-            chunk.usage = self._counted(usage)
+            chunk.usage = counted(usage, *self._conversations)
             yield chunk
 
     def _first_chunk(self, chat: Conversation, item: RequestOutput, index: int) -> ChatChunk:

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from quire.core.request_output import CompletionOutput, RequestOutput
 from quire.errors import OverloadedError
 from quire.server.api.common.conversation import Conversation, counted
-from quire.server.api.common.generation_job import Job, ReplyFormatter
+from quire.server.api.common.generation_job import ReplyFormatter
 from quire.server.api.common.logprob_formats import num_shown
 from quire.server.api.common.usage import Usage
 from quire.server.api.openai import responses_reply as replies
@@ -44,7 +44,7 @@ class ResponsesFormatter(ReplyFormatter):
         self._conversation = conversation
         self._request = request
         self._output = OutputItems()
-        self._tokens = _token_parts(conversation.job, tokenizer)
+        self._tokens: TokenParts | None = None  # of an answer with log-probabilities
         self._number = 0  # of the next event
         self._reason: str | None = None
         self._prompt: list[int] = []
@@ -132,6 +132,8 @@ class ResponsesFormatter(ReplyFormatter):
 
     def _read(self, output: CompletionOutput) -> Iterator[replies.StreamEvent]:
         self._answer += output.token_ids
+        if num_shown(self.job.sampling) is not None and self._tokens is None:
+            self._tokens = TokenParts(self._tokenizer, self.job.sampling, self._prompt)
         for part in [output] if self._tokens is None else self._tokens.of(output):
             if (shown := self._conversation.logprobs(part, self._tokenizer)) is not None:
                 self._output.logprobs += shown.content
@@ -173,12 +175,3 @@ class ResponsesFormatter(ReplyFormatter):
             input_messages=self._messages(self._prompt) if usage is not None else UNSET,
             output_messages=self._messages(self._answer) if usage is not None else UNSET,
         )
-
-
-def _token_parts(job: Job, tokenizer: Tokenizer) -> TokenParts | None:
-    """Splits the answer of a request for log-probabilities; None for any other."""
-    if num_shown(job.sampling) is None:
-        return None
-    (prompt,) = job.prompts
-    assert not isinstance(prompt, str), "a conversation's prompt is token ids"
-    return TokenParts(tokenizer, job.sampling, prompt)
