@@ -7,7 +7,7 @@ event, and the missing `[DONE]` shows that the answer is cut and not merely shor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
 
@@ -24,7 +24,7 @@ from quire.server.api.common.logprob_bounds import has_many_logprobs
 from quire.server.api.common.logprob_formats import num_shown
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.common.timings import set_timings, timed
-from quire.server.api.common.usage import Usage, UsageCounter
+from quire.server.api.common.usage import UsageCounter
 from quire.server.http.deadline import Deadline
 from quire.server.http.http_errors import ErrorChunk, ErrorReply, describe, send_complete
 from quire.tokenizer.tokenizer import Tokenizer
@@ -153,29 +153,19 @@ def _encoded(
 def _counted_chunks(
     formatter: ReplyFormatter, index: int, output: RequestOutput, usage: UsageCounter
 ) -> Iterable[msgspec.Struct]:
-    """The chunks with the token counts so far, which grow answer by answer."""
+    """Chunks of OpenAI's older APIs with the token counts so far, which grow answer by answer.
+
+    A chunk that only gives an answer's role precedes its tokens.
+    """
     for position, answer_part in enumerate(output.outputs):
-        progress = () if position else output.progress
+        progress, num_new = () if position else output.progress, len(answer_part.token_ids)
         part = msgspec.structs.replace(output, outputs=[answer_part], progress=progress)
         usage.add(index, part)
-        yield from _with_usage(formatter.chunks(index, part), usage.total(), part)
-
-
-def _with_usage(
-    chunks: Iterable[msgspec.Struct], usage: Usage, output: RequestOutput
-) -> Iterator[msgspec.Struct]:
-    """Chunks of OpenAI's older APIs with the token counts so far.
-
-    output: what they are made of. A chunk that only gives an answer's role precedes its tokens.
-    """
-    num_new = sum(len(answer.token_ids) for answer in output.outputs)
-    before = msgspec.structs.replace(
-        usage,
-        completion_tokens=usage.completion_tokens - num_new,
-        total_tokens=usage.total_tokens - num_new,
-    )
-    for chunk in chunks:
-        yield msgspec.structs.replace(chunk, usage=before if _gives_role(chunk) else usage)
+        before, now = usage.total(), usage.total()
+        before.completion_tokens -= num_new
+        before.total_tokens -= num_new
+        for chunk in formatter.chunks(index, part):
+            yield msgspec.structs.replace(chunk, usage=before if _gives_role(chunk) else now)
 
 
 def _gives_role(chunk: msgspec.Struct) -> bool:
