@@ -47,8 +47,8 @@ def prepare(
     if not (request.messages if isinstance(request, OllamaChat) else request.prompt):
         tool_use(chat.tools, chat.tool_choice)  # which a conversation checks, too
         return _nothing_to_run(request, chat, model.name, has_message=has_message)
-    if isinstance(request, OllamaPrompt) and ollama_to_chat.is_plain(request, model):
-        found = _plain(chat, request.prompt or "", model)
+    if ollama_to_chat.is_plain(request, model):
+        found = _plain(chat, model)
     else:
         names = ollama_to_chat.NAMES if has_message else ollama_to_chat.PROMPT_NAMES
         found = yield from conversation.prepare(chat, model, names=names, cuts_to_context=True)
@@ -67,9 +67,10 @@ def _nothing_to_run(
     return LightReply(part, chat.no_effect)
 
 
-def _plain(chat: ChatRequest, prompt: str, model: RegisteredModel) -> Conversation:
-    """A prompt without a chat template."""
-    names = ollama_to_chat.PROMPT_NAMES
+def _plain(chat: ChatRequest, model: RegisteredModel) -> Conversation:
+    """A prompt without a chat template, which is the chat's only message."""
+    names, prompt = ollama_to_chat.PROMPT_NAMES, chat.messages[0].content
+    assert isinstance(prompt, str), "the prompt is a text"
     with names:
         take_defaults(chat, model.request_defaults)
         sampling = names.rename_fields(chat_request.sampling(chat))

@@ -61,15 +61,15 @@ def messages_of(request: OllamaBody) -> list[chat_messages.Message]:
     return [chat_messages.Message(role="system", content=request.system), user]
 
 
-def is_plain(request: OllamaPrompt, model: RegisteredModel) -> bool:
-    """Whether the prompt goes to the model as it is, without a chat template."""
-    return request.raw is True or not model.engine.tokenizer.has_chat_template
+def is_plain(request: OllamaBody, model: RegisteredModel) -> bool:
+    """Whether the body's prompt goes to the model as it is, without a chat template."""
+    has_template = model.engine.tokenizer.has_chat_template
+    return isinstance(request, OllamaPrompt) and bool(request.raw or not has_template)
 
 
 def to_chat(request: OllamaBody, model: RegisteredModel) -> ChatRequest:
     """Ollama's body as a ChatRequest. Raises InvalidRequestError."""
-    has_template = not (isinstance(request, OllamaPrompt) and is_plain(request, model))
-    if isinstance(request, OllamaPrompt) and request.system and not has_template:
+    if is_plain(request, model) and getattr(request, "system", None):
         problem = "a raw prompt, or one of a model without a chat template, has none; leave it out"
         raise invalid_value("system", problem)
     options = request.options or Options()
@@ -93,16 +93,14 @@ def to_chat(request: OllamaBody, model: RegisteredModel) -> ChatRequest:
     )
     chat.take_over(request)
     chat.note_no_effect(*no_effect_notes(request.keep_alive, options))
-    _add_thinking(chat, request.think, model, has_template=has_template)
+    _add_thinking(chat, request, model)
     return chat
 
 
-def _add_thinking(
-    chat: ChatRequest, think: bool | str | None, model: RegisteredModel, *, has_template: bool
-) -> None:
-    if think is None:
+def _add_thinking(chat: ChatRequest, request: OllamaBody, model: RegisteredModel) -> None:
+    if (think := request.think) is None:
         return
-    if not has_template:
+    if is_plain(request, model):
         chat.note_no_effect("think has no effect: the prompt goes through no chat template")
     elif isinstance(think, str):
         chat.reasoning_effort = think

@@ -66,9 +66,8 @@ def parse(data: bytes, *, is_pooling: bool) -> EmbeddingRequest:
     request = read_body(data, PoolingRequest if is_pooling else EmbeddingRequest)
     if isinstance(request, PoolingRequest) and request.task not in (None, "embed"):
         raise _wrong_task(request.task)
-    has_input, has_messages = raw_input(request) != b"", request.messages is not None
-    if has_messages and raw_input(request) == b"null":
-        has_input = False
+    has_messages = request.messages is not None
+    has_input = raw_input(request) not in ((b"", b"null") if has_messages else (b"",))
     if has_input == has_messages:
         raise one_of_two("input", "messages", is_missing=not has_input)
     for name in CHAT_FIELDS:
