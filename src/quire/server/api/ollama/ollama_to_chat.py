@@ -63,8 +63,9 @@ def messages_of(request: OllamaBody) -> list[chat_messages.Message]:
 
 def is_plain(request: OllamaBody, model: RegisteredModel) -> bool:
     """Whether the body's prompt goes to the model as it is, without a chat template."""
-    has_template = model.engine.tokenizer.has_chat_template
-    return isinstance(request, OllamaPrompt) and bool(request.raw or not has_template)
+    if not isinstance(request, OllamaPrompt):
+        return False
+    return request.raw is True or not model.engine.tokenizer.has_chat_template
 
 
 def to_chat(request: OllamaBody, model: RegisteredModel) -> ChatRequest:
