@@ -52,14 +52,15 @@ def run(lines: list[bytes], engine: FakeEngine, num_at_once: int = 4) -> list[An
 def test_all_urls_are_answered() -> None:
     text = line("b", {"prompt": "abc"}, url="/v1/completions")
     words = line("c", {"input": "abc"}, url="/v1/responses")
-    results = {
-        result["custom_id"]: result for result in run([line("a"), text, words], FakeEngine())
-    }
+    message = line("d", CHAT | {"max_tokens": 9}, url="/v1/messages")
+    lines = [line("a"), text, words, message]
+    results = {result["custom_id"]: result for result in run(lines, FakeEngine())}
     assert results["a"]["response"]["status_code"] == 200
     assert results["a"]["response"]["request_id"]
     assert results["a"]["response"]["body"]["choices"][0]["message"]["content"] == "Hello!"
     assert results["b"]["response"]["body"]["choices"][0]["text"] == "Hello!"
     assert results["c"]["response"]["body"]["output"][0]["content"][0]["text"] == "Hello!"
+    assert results["d"]["response"]["body"]["content"] == [{"type": "text", "text": "Hello!"}]
     assert results["a"]["error"] is None
 
 

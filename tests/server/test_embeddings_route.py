@@ -343,5 +343,4 @@ def test_token_ids_of_many_inputs_take_little_memory() -> None:
     assert held < 5 * 200_000  # bytes; as lists 40 for each
     assert len(prompts) == 200
     assert prompts[7] == list(range(7000, 8000))
-    assert prompts[198:] == [prompts[198], prompts[-1]]
     assert [len(prompt) for prompt in prompts] == [1000] * 200

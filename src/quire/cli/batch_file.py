@@ -19,6 +19,7 @@ from quire.server.http.wrong_value import wrong_value
 
 URLS = (
     *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"),
+    "/v1/messages",
     *("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"),
 )
 NOT_HERE = {

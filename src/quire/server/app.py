@@ -15,8 +15,7 @@ from quire.server.admission.drain import Drain, DrainGate
 from quire.server.api.anthropic import anthropic_messages
 from quire.server.api.common.model_route import GenerationRoute, LightRoute
 from quire.server.api.common.request_gate import RequestGate
-from quire.server.api.llama_cpp import apply_template, native_completion
-from quire.server.api.llama_cpp.props import props_route
+from quire.server.api.llama_cpp import native_completion, props
 from quire.server.api.ollama import ollama_chat, ollama_embed, ollama_models
 from quire.server.api.ollama.ollama_models import OllamaModels
 from quire.server.api.openai import (
@@ -33,7 +32,6 @@ from quire.server.api.openai.invocations import Invocations
 from quire.server.api.openai.models_route import ModelsRoutes
 from quire.server.api.openai.response_store import ResponseStore
 from quire.server.api.openai.stored_responses import StoredResponsesRoutes
-from quire.server.api.openai.tokenizer_info import tokenizer_info_route
 from quire.server.http.application import Application
 from quire.server.http.cors import with_cors
 from quire.server.http.envelope import OPEN_PATHS, Envelope
@@ -63,7 +61,7 @@ MODEL_ROUTES: tuple[GenerationRoute[Any] | LightRoute, ...] = (
     tokenize.DETOKENIZE_ROUTE,
     *native_completion.ROUTES,
     input_tokens.CHAT_ROUTE,
-    apply_template.ROUTE,
+    props.TEMPLATE_ROUTE,
     *ollama_chat.ROUTES,
     ollama_embed.ROUTE,
     ollama_embed.OLDER_ROUTE,
@@ -111,8 +109,8 @@ def build_server(
             *OllamaModels(models).routes,
             *Health(models, drain, settings.engine_hang_timeout).routes,
             live_route(models, observer.metrics),
-            tokenizer_info_route(models),
-            props_route(models),
+            tokenize.tokenizer_info_route(models),
+            props.props_route(models),
             metrics_route(observer.metrics, models, settings.gpu_hour_cost),
             *page.routes,
             docs_route(page.assets),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from itertools import count, pairwise
 from typing import Any
@@ -12,7 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.server.parsing.output_events import Answer, Event, ToolCall, ToolCallArguments, join
+from quire.server.parsing.output_events import (
+    Answer,
+    Event,
+    ToolCall,
+    ToolCallArguments,
+    arguments_of,
+    join,
+)
 from quire.server.parsing.output_parser import OutputParser, ParserConfig
 from quire.server.parsing.reasoning_parser import REASONING_PARSERS
 from quire.server.parsing.text_source import MAX_ATTEMPT_CHARS, MAX_SPACE_CHARS
@@ -426,7 +434,39 @@ def test_arguments_are_accepted_as_json_does(value: dict[str, Any], data: st.Dat
         assert not called
     else:
         assert called
-        assert answer.calls[0].arguments == changed[:end]
+        arguments = answer.calls[0].arguments
+        assert arguments_of(arguments) is not None
+        assert arguments == changed[:end] or arguments_of(changed[:end]) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ('"\\ud83d"', "\ufffd"),
+        ('"\\ud83d\\ude00"', "\U0001f600"),
+        ('"\\ude00\\ud83d\\ud83d\\ude00"', "\ufffd\ufffd\U0001f600"),
+        ('["\\uDBFF\\u0041"]', ["\ufffdA"]),
+        ("[1e999, 1e300]", [sys.float_info.max, 1e300]),
+        ('{"v": -1E+4000}', {"v": -sys.float_info.max}),
+        ('["a\nb"]', ["a\nb"]),
+    ],
+)
+@pytest.mark.parametrize("format_name", ["hermes", "glm45"])
+def test_every_reader_takes_the_arguments(format_name: str, written: str, value: Any) -> None:
+    """Some take no half of a surrogate pair, and no number beyond those of 64 bits."""
+    if format_name == "glm45" and isinstance(value, str):
+        return  # texts there have no escapes
+    call = CALLS_OF_X[format_name] % written
+    answer, called = parse(reading(format_name), call)
+    assert called
+    assert arguments_of(answer.calls[0].arguments) == {"x": value}
+    assert parse(reading(format_name), *call) == (answer, called)
+
+
+CALLS_OF_X = {
+    "hermes": '<tool_call>{"name": "f", "arguments": {"x": %s}}</tool_call>',
+    "glm45": "<tool_call>f<arg_key>x</arg_key><arg_value>%s</arg_value></tool_call>",
+}
 
 
 def _refuse(constant: str) -> None:

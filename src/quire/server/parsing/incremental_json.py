@@ -1,13 +1,17 @@
 """Incremental JSON: checked and passed on as it arrives.
 
-The text that is passed on is always the start of a valid JSON text, whatever the model writes. One
-error is corrected: control characters inside strings, such as line ends, are escaped.
+The text that is passed on is always the start of a JSON text that any reader takes, whatever the
+model writes. Corrected are: control characters inside strings, such as line ends, which are
+escaped; half a surrogate pair, which is not a character and becomes U+FFFD; and a number such as
+1e999, which becomes the largest one.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
+import sys
 from collections.abc import Callable
 
 from quire.server.parsing.text_source import SPACE, MalformedCall, TextSource, Wait
@@ -21,6 +25,8 @@ _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _WORD = re.compile(r"[-+.0-9A-Za-z]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _LITERALS = frozenset({"true", "false", "null"})
 _CLOSING = {"{": "}", "[": "]"}
 
@@ -57,6 +63,19 @@ def string_value(source: TextSource) -> Wait[str]:
     value = json.loads("".join(parts))
     assert isinstance(value, str)
     return value
+
+
+def corrected(text: str) -> str | None:
+    """The text of one value, as it is passed on; None if it is not one."""
+    source, parts = TextSource(), list[str]()
+    source.feed(text)
+    source.close()
+    try:
+        for _ in _read_value(source, parts.append):
+            raise AssertionError("all of the text is there")
+    except MalformedCall:
+        return None
+    return "".join(parts) if source.at == len(text) else None
 
 
 def _read_value(source: TextSource, emit: Emit) -> Wait[None]:
@@ -109,16 +128,23 @@ def _read_key_in(container: str, source: TextSource, emit: Emit) -> Wait[None]:
 def _read_word(source: TextSource, emit: Emit) -> Wait[None]:
     """A number, true, false or null; passed on once it is complete."""
     word = yield from source.peek_run(_WORD, MAX_WORD_CHARS)
-    if word not in _LITERALS and not _NUMBER.fullmatch(word):
+    is_number = _NUMBER.fullmatch(word) is not None
+    if word not in _LITERALS and not is_number:
         raise MalformedCall
-    emit(source.take_to(source.at + len(word)))
+    source.take_to(source.at + len(word))
+    is_inf = is_number and math.isinf(float(word))
+    emit(repr(math.copysign(sys.float_info.max, float(word))) if is_inf else word)
 
 
 def _read_escape(source: TextSource, emit: Emit) -> Wait[None]:
-    length = 6 if (yield from source.peek(2)) == "\\u" else 2
-    if not _ESCAPE.fullmatch((yield from source.peek(length))):
+    escape = yield from source.peek(6 if (yield from source.peek(2)) == "\\u" else 2)
+    if not _ESCAPE.fullmatch(escape):
         raise MalformedCall
-    emit(source.take_to(source.at + length))
+    is_half = _HALF_PAIR.fullmatch(escape) is not None
+    if is_half and _PAIR.fullmatch(pair := (yield from source.peek(12))):
+        escape, is_half = pair, False
+    source.take_to(source.at + len(escape))
+    emit("\\ufffd" if is_half else escape)
 
 
 def _read_token(source: TextSource, token: str, emit: Emit) -> Wait[None]:

@@ -59,6 +59,9 @@ def arguments_of(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+Part = TextDelta | ReasoningDelta | ToolCall
+
+
 class Answer(msgspec.Struct):
     """A complete answer: text, reasoning and tool calls."""
 
@@ -68,24 +71,32 @@ class Answer(msgspec.Struct):
 
 
 def join(events: Sequence[Event]) -> Answer:
-    """The answer of these events; each list of texts is joined once."""
-    if len(events) == 1 and isinstance(events[0], TextDelta):  # the usual case
-        return Answer(events[0].text)
-    texts: list[str] = []
-    reasoning: list[str] = []
-    calls: list[ToolCall] = []
-    arguments: list[list[str]] = []
-    for event in events:
-        match event:
+    """The answer of these events, of which a whole text has few."""
+    answer = Answer()
+    for part in parts_of(events):
+        match part:
             case TextDelta(text):
-                texts.append(text)
+                answer.text += text
             case ReasoningDelta(text):
-                reasoning.append(text)
-            case ToolCallBegin(_, call_id, name):
-                calls.append(ToolCall(call_id, name))
-                arguments.append([])
-            case ToolCallArguments(index, text):
-                arguments[index].append(text)
-    for call, parts in zip(calls, arguments, strict=True):
-        call.arguments = "".join(parts)
-    return Answer("".join(texts), "".join(reasoning), calls)
+                answer.reasoning += text
+            case call:
+                answer.calls.append(call)
+    return answer
+
+
+def parts_of(events: Sequence[Event]) -> list[Part]:
+    """The parts of a whole answer in their order, each as long as it goes on."""
+    parts: list[Part] = []
+    for event in events:
+        match event, parts[-1] if parts else None:
+            case ToolCallBegin(_, call_id, name), _:
+                parts.append(ToolCall(call_id, name))
+            case ToolCallArguments(_, text), ToolCall() as call:
+                call.arguments += text
+            case TextDelta(text), TextDelta(before):
+                parts[-1] = TextDelta(before + text)
+            case ReasoningDelta(text), ReasoningDelta(before):
+                parts[-1] = ReasoningDelta(before + text)
+            case (TextDelta() | ReasoningDelta()) as first, _:
+                parts.append(first)
+    return parts

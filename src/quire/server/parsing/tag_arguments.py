@@ -12,6 +12,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
+from quire.server.parsing.incremental_json import corrected
 from quire.server.parsing.text_source import MalformedCall, Marks, TextSource, Wait
 from quire.server.parsing.tool_call_reader import Schema, ToolCallReader
 
@@ -116,15 +119,14 @@ def _escaped(text: str) -> str:
 
 def _as_json(text: str, options: list[Any]) -> str | None:
     """The value as JSON text if it is what the options allow, strings excepted; else None."""
-    text, types = _SPELLINGS.get(text.strip(), text.strip()), _types_of(options)
-    try:
-        value = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):  # also integers that are too long for Python
+    found, types = corrected(_SPELLINGS.get(text.strip(), text.strip())), _types_of(options)
+    if found is None:
         return None
+    value = msgspec.json.decode(found)
     if isinstance(value, str) or (types is not None and types.isdisjoint(_KINDS[type(value)])):
         return None
     may_be_text = types is not None and "string" in types
-    return None if may_be_text and not any(_fits(value, each) for each in options) else text
+    return None if may_be_text and not any(_fits(value, each) for each in options) else found
 
 
 def _fits(value: Any, option: Any) -> bool:
@@ -134,10 +136,6 @@ def _fits(value: Any, option: Any) -> bool:
         return False
     is_bool = isinstance(value, bool)  # JSON's true does not equal 1
     return not listed or any(value == own and isinstance(own, bool) == is_bool for own in listed)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _value_options(schema: Schema, key: str) -> list[Any]:

@@ -44,13 +44,12 @@ def read_llama3_calls(calls: ToolCallReader) -> Wait[None]:
     source = calls.source
     yield from source.accept("<|python_tag|>")
     yield from source.skip_space()
-    yield from read_json_call(calls)
-    calls.attempt()
-    yield from source.run(_BETWEEN)
-    while (yield from source.peek()) == "{":
+    while True:
         yield from read_json_call(calls)
         calls.attempt()
         yield from source.run(_BETWEEN)
+        if (yield from source.peek()) != "{":
+            break
     source.give_back()
 
 
@@ -107,13 +106,12 @@ def read_deepseek_calls(calls: ToolCallReader) -> Wait[None]:
     yield from source.expect("<｜tool▁calls▁begin｜>")
     yield from source.skip_space()
     yield from source.expect(_DEEPSEEK_CALL)
-    yield from _read_deepseek_call(calls)
-    calls.attempt()
-    yield from source.skip_space()
-    while (yield from source.accept(_DEEPSEEK_CALL)):
+    while True:
         yield from _read_deepseek_call(calls)
         calls.attempt()
         yield from source.skip_space()
+        if not (yield from source.accept(_DEEPSEEK_CALL)):
+            break
     if (yield from source.accept("<｜tool▁calls▁end｜>")):
         source.end_attempt()
     else:

@@ -16,9 +16,9 @@ from starlette.applications import Starlette
 
 from quire.core.request_output import Logprob
 from quire.errors import ContextLengthError, EngineError, InvalidRequestError, OverloadedError
+from quire.server.api.common import conversation
 from quire.server.api.common.job_runner import merged
 from quire.server.api.common.logprob_formats import ChatLogprobs, TopLogprob, chat_logprobs
-from quire.server.api.openai import chat
 
 FAILURES = [
     (EngineError("the step failed; send it again"), 500, "server_error", "engine_error"),
@@ -204,7 +204,7 @@ def test_many_log_probabilities_are_written_beside_the_event_loop(
         writers.add(threading.current_thread())
         return chat_logprobs(*args, **options)
 
-    monkeypatch.setattr(chat, "chat_logprobs", written)
+    monkeypatch.setattr(conversation, "chat_logprobs", written)
     messages = [{"role": "user", "content": "a"}]
     body = {"messages": messages, "logprobs": True, "logprob_token_ids": [65], "stream": stream}
     assert call(app, "/v1/chat/completions", body).status == 200

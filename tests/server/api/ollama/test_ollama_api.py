@@ -55,6 +55,21 @@ def test_a_chat_is_streamed_unless_it_says_otherwise(app: Starlette, engine: Fak
     assert engine.calls[-1]["cut_to_context"] is True
 
 
+@pytest.mark.parametrize("raw", [True, False])
+@pytest.mark.parametrize("think", ["high", True])
+def test_what_only_a_template_reads_does_nothing_silently_without_one(
+    engine: FakeEngine, raw: bool, think: Any
+) -> None:
+    engine.tokenizer.has_chat_template = raw
+    engine.tokenizer.chat_variables = frozenset({"messages", "enable_thinking", "reasoning_effort"})
+    app, body = build_app(engine, ServerSettings()), {"prompt": "hi", "raw": raw}
+    reply = call(app, "/api/generate", body | {"think": think})
+    assert (reply.status, engine.last_prompt) == (200, "hi")
+    assert reply.headers["x-quire-no-effect"].startswith("think has no effect: ")
+    refused = call(app, "/api/generate", body | {"system": "be brief"})
+    assert (refused.status, refused.json()["error"].split(":")[0]) == (400, "system")
+
+
 def test_a_prompt_goes_through_the_template_unless_it_is_raw(
     app: Starlette, engine: FakeEngine
 ) -> None:

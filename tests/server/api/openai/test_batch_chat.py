@@ -41,6 +41,18 @@ def test_reasoning_is_parsed_in_each(engine: FakeEngine) -> None:
     assert details["reasoning_tokens"] == 3 * len("<think>hm</think>")
 
 
+def test_each_choice_has_what_is_asked_of_its_prompt(app: Starlette) -> None:
+    asked = {"return_token_ids": True, "prompt_logprobs": 1}
+    for choice, word in zip(ask(app, **asked).json()["choices"], ("hi", "ho", "ha"), strict=True):
+        assert "".join(map(chr, choice["prompt_token_ids"])) == f"<user>{word}<assistant>"
+        first, second, *others = choice["prompt_logprobs"]
+        assert (first, len(others)) == (None, len(choice["prompt_token_ids"]) - 2)
+        assert second[str(ord("u"))]["logprob"] == -1.5
+    (alone,) = ask(app, messages=CONVERSATIONS[:1], **asked).json()["choices"]
+    assert len(alone["prompt_token_ids"]) == len(alone["prompt_logprobs"])
+    assert "prompt_token_ids" not in ask(app).json()["choices"][0]
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

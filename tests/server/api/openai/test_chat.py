@@ -246,13 +246,14 @@ def test_a_budget_for_thinking_goes_with_the_models_marks(chat: Post, engine: Fa
     for path, body in (
         ("/v1/chat/completions", {"messages": [message], "thinking_token_budget": 5}),
         ("/v1/completions", {"prompt": "a<think>", "thinking_budget_tokens": 5}),
+        ("/completion", {"prompt": "a<think>", "thinking_budget_tokens": 5}),
         ("/v1/responses", {"input": "hi", "reasoning": {"max_tokens": 5}}),
     ):
         assert call(app, path, body).status == 200
         sampling, ids = engine.calls[-1]["sampling"], engine.calls[-1]["ids"]
         assert sampling.thinking_token_budget == 5
         assert "".join(map(chr, sampling.reasoning_marks.end)) == "</think>"
-        assert sampling.reasoning_marks.are_open_after(ids) == (path == "/v1/completions")
+        assert sampling.reasoning_marks.are_open_after(ids) == ("prompt" in body)
 
 
 def test_token_ids_and_prompt_logprobs(chat: Post) -> None:

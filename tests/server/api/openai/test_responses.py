@@ -43,6 +43,26 @@ def events(reply: Reply) -> list[dict[str, Any]]:
     return sent
 
 
+@pytest.mark.parametrize(
+    ("cut", "status"), [("}</tool_call>", "completed"), ("}}</tool_call>", "incomplete")]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_is_incomplete_if_its_arguments_are(
+    speaking: FakeEngine, cut: str, status: str, stream: bool
+) -> None:
+    """Nobody makes an incomplete one, so it is left out of later prompts."""
+    speaking.script, speaking.ending = CALL.removesuffix(cut), "length"
+    app = build_app(speaking, ServerSettings())
+    reply = ask(app, tools=[TOOL], stream=stream)
+    response = events(reply)[-1]["response"] if stream else reply.json()
+    (made,) = response["output"]
+    assert (response["status"], made["status"]) == ("incomplete", status)
+    result = {"type": "function_call_output", "call_id": made["call_id"], "output": "a cat"}
+    ask(app, input=[result], tools=[TOOL], previous_response_id=response["id"])
+    asked = [each for each in speaking.tokenizer.seen[0] if each.get("tool_calls")]
+    assert len(asked) == (status == "completed")
+
+
 def test_whole_answer(app: Starlette, engine: FakeEngine) -> None:
     reply = ask(app, instructions="be kind", metadata={"a": "b"}, max_output_tokens=50).json()
     assert "".join(map(chr, engine.calls[0]["ids"])) == "<system>be kind<user>hi<assistant>"

@@ -17,8 +17,8 @@ from quire.server.api.anthropic.messages_request import (
 )
 from quire.server.api.anthropic.messages_to_chat import to_chat
 from quire.server.api.common import conversation, route_rules
-from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.conversation import Conversation
+from quire.server.api.common.generation_job import ReplyFormatter
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute, LightReply, LightRoute
 from quire.server.api.common.streaming import answer
@@ -28,14 +28,16 @@ from quire.server.http.http_errors import AnthropicError, ErrorReply
 from quire.server.http.openapi_entry import PostEntry
 from quire.server.http.request_body import read_body
 from quire.server.http.request_record import new_id
-from quire.server.model_registry import ModelRegistry, RegisteredModel
+from quire.server.model_registry import ModelRegistry
 from quire.server.parsing.output_events import (
     Event,
+    Part,
     ReasoningDelta,
     TextDelta,
     ToolCallArguments,
     ToolCallBegin,
     arguments_of,
+    parts_of,
 )
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
@@ -58,7 +60,7 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[MessagesFormatter]:
     """Decode a body, render and encode the conversation, in stages. Raises InvalidRequestError."""
     request = read_body(data, MessagesRequest)
     model = models.find(request.model)
-    chat = _chat_of(request, model)
+    chat = to_chat(request, model)
     yield
     chat_job = yield from conversation.prepare(
         chat,
@@ -75,20 +77,13 @@ def count_tokens(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply of /v1/messages/count_tokens. Raises InvalidRequestError."""
     request = read_body(data, CountRequest)
     model = models.find(request.model)
-    chat = _chat_of(request, model)
+    chat = to_chat(request, model)
     token_ids = conversation.encode(chat, model, names=_NAMES)
     return LightReply(replies.TokenCountReply(len(token_ids)), chat.no_effect)
 
 
-def _chat_of(request: CountRequest, model: RegisteredModel) -> ChatRequest:
-    marks_reasoning = model.parsers.reasoning is not None
-    return to_chat(request, model.engine.tokenizer.chat_variables, marks_reasoning=marks_reasoning)
-
-
-class MessagesFormatter:
+class MessagesFormatter(ReplyFormatter):
     """The ReplyFormatter of /v1/messages, for one conversation."""
-
-    end_marker = b""
 
     def __init__(self, conversation: Conversation) -> None:
         self.job = conversation.job
@@ -101,7 +96,7 @@ class MessagesFormatter:
     def reply(self, results: Sequence[RequestOutput], usage: Usage) -> replies.MessageReply:
         """The complete answer."""
         ((output,),) = (item.outputs for item in results)
-        content = _blocks(self._conversation.read(output))
+        content = [_block(part) for part in parts_of(self._conversation.read(output))]
         stop = self._ended(self._stop_of(output), usage)
         return self._message(content, replies.MessagesUsage.of(usage), stop)
 
@@ -195,30 +190,15 @@ def _new_call_id() -> str:
     return f"toolu_{new_id()[:24]}"
 
 
-def _blocks(events: Sequence[Event]) -> list[replies.OutputBlock]:
-    """The content blocks of all events, in order."""
-    blocks: list[replies.OutputBlock] = []
-    arguments: list[str] = []  # of each call
-    for event in events:
-        last = blocks[-1] if blocks else None
-        match event:
-            case TextDelta(text) if isinstance(last, TextBlock):
-                last.text += text
-            case TextDelta(text):
-                blocks.append(TextBlock(text=text))
-            case ReasoningDelta(text) if isinstance(last, ThinkingBlock):
-                last.thinking += text
-            case ReasoningDelta(text):
-                blocks.append(ThinkingBlock(thinking=text))
-            case ToolCallBegin(_, call_id, name):
-                blocks.append(ToolUseBlock(id=call_id, name=name, input={}))
-                arguments.append("")
-            case ToolCallArguments(index, text):
-                arguments[index] += text
-    calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
-    for call, text in zip(calls, arguments, strict=True):
-        call.input = arguments_of(text) or {}  # empty if the answer ended inside it
-    return blocks
+def _block(part: Part) -> replies.OutputBlock:
+    match part:
+        case TextDelta(text):
+            return TextBlock(text=text)
+        case ReasoningDelta(text):
+            return ThinkingBlock(thinking=text)
+        case call:  # its input is empty if the answer ended inside it
+            given = arguments_of(call.arguments) or {}
+            return ToolUseBlock(id=call.id, name=call.name, input=given)
 
 
 ROUTE = GenerationRoute(

@@ -24,16 +24,11 @@ from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.response_format import JsonSchema, JsonSchemaFormat
 from quire.server.api.common.tool_definitions import ALL_ARE_SHOWN, NamedChoice, Tool, ToolChoice
 from quire.server.http.field_names import Origins
+from quire.server.model_registry import RegisteredModel
 
 
-def to_chat(
-    request: CountRequest, variables: frozenset[str], *, marks_reasoning: bool
-) -> ChatRequest:
-    """The ChatRequest with the same conversation. variables: of the chat template.
-
-    marks_reasoning: whether it is known how the model marks its reasoning. Raises
-    InvalidRequestError.
-    """
+def to_chat(request: CountRequest, model: RegisteredModel) -> ChatRequest:
+    """The ChatRequest with the same conversation. Raises InvalidRequestError."""
     origins = Origins()
     messages, tools = _messages(request, origins), request.tools or ()
     chat = ChatRequest(
@@ -50,7 +45,7 @@ def to_chat(
     if request.tool_choice is not None and request.tool_choice.disable_parallel_tool_use:
         chat.parallel_tool_calls = False
     if request.thinking is not None:
-        _add_thinking(chat, request.thinking, variables, marks_reasoning=marks_reasoning)
+        _add_thinking(chat, request.thinking, model)
     if (config := request.output_config) is not None:
         chat.reasoning_effort = config.effort
         if config.format is not None:
@@ -61,9 +56,7 @@ def to_chat(
     return chat
 
 
-def _add_thinking(
-    chat: ChatRequest, thinking: Thinking, variables: frozenset[str], *, marks_reasoning: bool
-) -> None:
+def _add_thinking(chat: ChatRequest, thinking: Thinking, model: RegisteredModel) -> None:
     if thinking.type not in ("enabled", "adaptive", "disabled"):
         problem = f"must be enabled, adaptive or disabled, not {thinking.type[:64]!r}"
         raise invalid_value("thinking.type", problem)
@@ -71,9 +64,9 @@ def _add_thinking(
         raise invalid_value("thinking.budget_tokens", "it goes with the type enabled, and only so")
     if thinking.type == "disabled" or thinking.display == "omitted":
         chat.include_reasoning = False
-    if thinking.type != "adaptive" and "enable_thinking" in variables:
+    if thinking.type != "adaptive" and "enable_thinking" in model.engine.tokenizer.chat_variables:
         chat.chat_template_kwargs = {"enable_thinking": thinking.type == "enabled"}
-    if marks_reasoning:
+    if model.parsers.reasoning is not None:
         chat.thinking_token_budget = thinking.budget_tokens
     elif thinking.budget_tokens is not None:
         chat.note_no_effect("thinking.budget_tokens has no effect: the model marks no reasoning")

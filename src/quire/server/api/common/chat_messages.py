@@ -127,6 +127,14 @@ def check_message(message: Message, path: str) -> None:
         raise invalid_value(f"{path}tool_call_id", problem)
 
 
+def echoed_text(message: Message) -> str:
+    """The text of an assistant's message, which `echo` returns; nothing of any other."""
+    content = message.content if message.role == "assistant" else None
+    if isinstance(content, list):
+        return "\n".join(part.text for part in content)
+    return content or ""
+
+
 def for_template(message: Message, fit_id: Callable[[str], str] = str) -> dict[str, Any]:
     """A message as chat templates read it. fit_id: converts call ids for the template."""
     # always with a text, as in vLLM: templates read it beside calls and reasoning, too

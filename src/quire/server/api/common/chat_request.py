@@ -41,6 +41,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     """
 
     origins: ClassVar[Origins] = Origins()  # of one that was converted from another API's
+    logprobs_field: ClassVar = "top_logprobs"
     neutral: ClassVar = {**GenerationRequest.neutral, "chat_template": (None,)}
 
     messages: Messages

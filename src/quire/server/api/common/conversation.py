@@ -16,11 +16,11 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.prompt_encoding import counting, token_ids_of
 from quire.errors import invalid_value
 from quire.server.api.common import chat_request
-from quire.server.api.common.chat_messages import for_template
+from quire.server.api.common.chat_messages import echoed_text, for_template
 from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.generation_job import Job, make_job
 from quire.server.api.common.generation_request import take_defaults
-from quire.server.api.common.logprob_bounds import check_num_logprobs
+from quire.server.api.common.logprob_formats import ChatLogprobs, chat_logprobs, num_shown
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.tool_definitions import ToolUse, tool_use
 from quire.server.api.common.usage import CompletionTokensDetails, Usage
@@ -44,11 +44,15 @@ _PLAIN = ParserConfig()
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """A job and the parsers of its answers. hides_reasoning: reasoning is not returned."""
+    """A job and the parsers of its answers. hides_reasoning: reasoning is not returned.
+
+    echoed: the text that the request wants in front of each answer.
+    """
 
     job: Job
     new_parser: Callable[[], StreamParser]
     hides_reasoning: bool = False
+    echoed: str = ""
     new_counter: Callable[[], ReasoningTokenCounter] | None = None
     _parsers: dict[int, StreamParser] = msgspec.field(default_factory=dict)  # by answer
     _counters: dict[int, ReasoningTokenCounter] = msgspec.field(default_factory=dict)  # likewise
@@ -71,10 +75,12 @@ class Conversation(msgspec.Struct, frozen=True):
             return "tool_calls"
         return output.finish_reason
 
-    def counted(self, usage: Usage) -> Usage:
-        """The usage, completed by the reasoning tokens counted so far."""
-        usage.completion_tokens_details = CompletionTokensDetails(self.num_reasoning_tokens)
-        return usage
+    def logprobs(self, output: CompletionOutput, tokenizer: Tokenizer) -> ChatLogprobs | None:
+        """Log-probabilities of an answer's next output; None if the request asks for none."""
+        if (count := num_shown(self.job.sampling)) is None:
+            return None
+        positions, as_ids = output.logprobs or [], self.job.spells_token_ids
+        return chat_logprobs(positions, output.token_ids, count, tokenizer, as_ids=as_ids)
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -86,6 +92,13 @@ class Conversation(msgspec.Struct, frozen=True):
         if parser is None:
             parser = self._parsers[index] = self.new_parser()
         return parser
+
+
+def counted(usage: Usage, *conversations: Conversation) -> Usage:
+    """The usage, completed by the reasoning tokens that they have counted so far."""
+    num_tokens = sum([each.num_reasoning_tokens for each in conversations])
+    usage.completion_tokens_details = CompletionTokensDetails(num_tokens)
+    return usage
 
 
 def prepare(
@@ -119,23 +132,21 @@ def prepare(
         token_ids = token_ids_of(
             prompt, tokenizer, limits, request.encoding, is_rendered=True, reserved=reserved
         )
-        check_num_logprobs(sampling, [token_ids], limits, "top_logprobs")
         yield
         config = _parser_config(request, use, parsers, token_ids, tokenizer)
         sampling = with_reasoning_marks(
             sampling, config.reasoning, tokenizer, is_open=config.in_reasoning
         )
-        if not (is_plain := config.is_plain):
-            sampling = with_mark_tokens(sampling, config, tokenizer)
-        if use.allowed or sampling.structured_outputs is not None:
-            sampling = names.rename_fields(_with_grammar(sampling, use, config, tokenizer))
+        sampling = with_mark_tokens(sampling, config, tokenizer)
+        sampling = names.rename_fields(_with_grammar(sampling, use, config, tokenizer))
         job = make_job(
             id_prefix, request, [token_ids], sampling, model,
             names=names, prompt_field=names.messages, cut_to_context=cut,
         )  # fmt: skip
     hides = request.include_reasoning is False
-    if is_plain:
-        return Conversation(job, PlainParser, hides)
+    echoed = echoed_text(request.messages[-1]) if request.echo else ""
+    if config.is_plain:
+        return Conversation(job, PlainParser, hides, echoed)
     if config.most_calls is not None and config.tool_parser is not None:
         job = msgspec.structs.replace(job, stop_when=partial(stop_after_calls, config))
     new_parser = partial(OutputParser, config, new_id=new_call_id)
@@ -143,7 +154,7 @@ def prepare(
     if (reasoning := config.reasoning) is not None:
         in_reasoning, token_bytes = config.in_reasoning, tokenizer.token_bytes
         new_counter = partial(ReasoningTokenCounter, reasoning, in_reasoning, token_bytes)
-    return Conversation(job, new_parser, hides, new_counter)
+    return Conversation(job, new_parser, hides, echoed, new_counter)
 
 
 def encode(request: ChatRequest, model: RegisteredModel, *, names: FieldNames = SAME) -> list[int]:

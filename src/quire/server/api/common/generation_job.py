@@ -1,25 +1,31 @@
 """Job: what one HTTP request asks of the engine, for any route. job_runner.py runs it.
 
-GenerationRecord: the same and how many tokens it took, for observers.
+ReplyFormatter: what each API of generated text does with the outputs. GenerationRecord: the job and
+how many tokens it took, for observers.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import msgspec
 
+from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.input_processor import StopWhen
 from quire.engine.frontend.prompt_encoding import USUAL_ENCODING, Encoding, Prompt
 from quire.errors import invalid_value
 from quire.server.api.common.generation_request import MAX_CHOICES, GenerationRequest
-from quire.server.api.common.usage import UsageCounter
+from quire.server.api.common.logprob_bounds import check_num_logprobs
+from quire.server.api.common.usage import Usage, UsageCounter
 from quire.server.http.field_names import SAME, FieldNames
+from quire.server.http.http_errors import ErrorReply
 from quire.server.http.request_record import RequestRecord, new_id
 from quire.server.model_registry import RegisteredModel
+from quire.server.parsing.reasoning_parser import with_reasoning_marks
 
 # Ids in allowed_token_ids, or characters of bad words, for all answers of one request. As many ids
 # as SamplingParams takes go with n=16.
@@ -115,7 +121,6 @@ def make_job(
     sampling: SamplingParams,
     model: RegisteredModel,
     *,
-    encoding: Encoding = USUAL_ENCODING,
     prompt_field: str = "prompt",
     cut_to_context: bool = False,
     names: FieldNames | None = None,
@@ -123,11 +128,14 @@ def make_job(
     """Make the job of a request. prompts, sampling: already taken from it.
 
     id_prefix: of the reply's id, such as "cmpl-". names: those of the request's fields, unless it
-    knows them itself. Raises InvalidRequestError for too many answers.
+    knows them itself. Raises InvalidRequestError for more than one request may ask for.
     """
+    limits, tokenizer = model.engine.info.limits, model.engine.tokenizer
+    sampling = with_reasoning_marks(sampling, model.parsers.reasoning, tokenizer)
     if len(prompts) * sampling.n > MAX_CHOICES:
         problem = f"{len(prompts)} prompts with n={sampling.n} are too many answers for one request"
         raise invalid_value("prompt", f"{problem}; send at most {MAX_CHOICES}")
+    check_num_logprobs(sampling, prompts, limits, request.logprobs_field)
     check_lists(sampling, len(prompts) * sampling.n)
     options = request.stream_options
     has_usage = options is not None and bool(options.include_usage)
@@ -137,7 +145,7 @@ def make_job(
         fingerprint=model.fingerprint,
         prompts=prompts,
         sampling=sampling,
-        encoding=encoding,
+        encoding=request.encoding,
         stream=bool(request.stream),
         include_usage=has_usage,
         continuous_usage=has_usage and bool(options and options.continuous_usage_stats),
@@ -154,6 +162,31 @@ def make_job(
         no_effect=request.no_effect,
         names=request.sent_as if names is None else names,
     )
+
+
+class ReplyFormatter(Protocol):
+    """Formats one job's outputs as the structs that an API sends. One object for each request.
+
+    end_marker: the bytes after the last chunk of a complete stream.
+    """
+
+    job: Job
+    end_marker: bytes = b""
+
+    def reply(
+        self, results: Sequence[RequestOutput], usage: Usage
+    ) -> msgspec.Struct | Sequence[msgspec.Struct]:
+        """The complete answer of a request without streaming."""
+
+    def chunks(self, index: int, output: RequestOutput, /) -> Iterable[msgspec.Struct]:
+        """A stream's next chunks. index: of the prompt; output: what is new of its answers."""
+
+    def ending(self, _usage: Usage, /) -> Iterable[msgspec.Struct]:
+        """The last chunks of a complete stream; none where each answer has its own."""
+        return ()
+
+    def failure(self, reply: ErrorReply) -> msgspec.Struct:
+        """The last chunk of a stream that failed."""
 
 
 class GenerationRecord(msgspec.Struct, eq=False):

@@ -52,6 +52,7 @@ class GenerationRequest(ResponseFormatFields, kw_only=True, dict=True):
     timings, in each chunk of a stream.
     """
 
+    logprobs_field: ClassVar = "logprobs"  # for the number of log-probabilities of each token
     neutral: ClassVar = {"detokenize": (None, True)}
     model: str | None = None
     n: field_bounds.NumAnswers | None = None

@@ -9,8 +9,7 @@ from typing import TypeVar
 
 from quire.core.request_output import RequestOutput
 from quire.engine.frontend.async_engine import is_long
-from quire.engine.frontend.input_processor import GenerateOptions
-from quire.engine.frontend.prompt_encoding import USUAL_ENCODING
+from quire.engine.frontend.input_processor import ContinuationOptions
 from quire.server.api.common.generation_job import AdmittedJob
 from quire.server.api.common.usage import UsageCounter
 
@@ -53,39 +52,32 @@ async def gather(admitted: AdmittedJob, usage: UsageCounter) -> list[RequestOutp
 def _start(
     admitted: AdmittedJob, index: int, *, in_thread: bool
 ) -> AsyncGenerator[RequestOutput, None]:
-    job, options = admitted.job, _options(admitted, index)
-    if in_thread:
-        options["in_thread"] = True
+    job = admitted.job
     outputs = admitted.engine.generate(
         job.prompts[index],
         job.sampling_of(index),
         request_id=f"{job.reply_id}-{index}",
         stream=job.stream,
-        **options,
+        in_thread=in_thread,
+        **_options(admitted, index),
     )
     return _without_answers(outputs) if job.prompt_alone else outputs
 
 
-def _options(admitted: AdmittedJob, index: int) -> GenerateOptions:
-    """The options of a job's prompt, most of which are those of any request and so left out."""
+def _options(admitted: AdmittedJob, index: int) -> ContinuationOptions:
     job = admitted.job
     field = f"{job.prompt_field}[{index}]" if len(job.prompts) > 1 else job.prompt_field
-    options: GenerateOptions = {"caller": admitted.caller, "prompt_field": field}
-    if job.encoding is not USUAL_ENCODING:
-        options["encoding"] = job.encoding
-    if job.priority:
-        options["priority"] = job.priority
-    if admitted.cache_salt:
-        options["cache_salt"] = admitted.cache_salt
-    if admitted.queue_timeout is not None:
-        options["queue_timeout"] = admitted.queue_timeout
-    if job.cut_to_context:
-        options["cut_to_context"] = True
-    if job.stop_when is not None:
-        options["stop_when"] = job.stop_when
-    if job.reports_progress:
-        options["report_progress"] = True
-    return options
+    return {
+        "caller": admitted.caller,
+        "prompt_field": field,
+        "encoding": job.encoding,
+        "priority": job.priority,
+        "cache_salt": admitted.cache_salt,
+        "queue_timeout": admitted.queue_timeout,
+        "cut_to_context": job.cut_to_context,
+        "stop_when": job.stop_when,
+        "report_progress": job.reports_progress,
+    }
 
 
 async def _without_answers(

@@ -23,7 +23,11 @@ def load_headers(scope: Scope, engine: AsyncEngine) -> dict[str, str]:
     asked = first_headers(scope).get(_ASKED_BY)
     if asked is None:
         return {}
-    named = _named_metrics(engine)
+    stats = engine.stats  # by vLLM's names, as of the latest step
+    named = {
+        "kv_cache_usage_perc": stats.num_used_blocks / max(1, stats.num_blocks),
+        "num_requests_waiting": float(stats.num_waiting),
+    }
     match asked.strip().lower():
         case b"text":
             report = ", ".join(f"named_metrics.{name}={value}" for name, value in named.items())
@@ -31,12 +35,3 @@ def load_headers(scope: Scope, engine: AsyncEngine) -> dict[str, str]:
         case b"json":
             return {HEADER: f"JSON {json.dumps({'named_metrics': named})}"}
     return {}
-
-
-def _named_metrics(engine: AsyncEngine) -> dict[str, float]:
-    """The figures by vLLM's names, as of the latest step."""
-    stats = engine.stats
-    return {
-        "kv_cache_usage_perc": stats.num_used_blocks / max(1, stats.num_blocks),
-        "num_requests_waiting": float(stats.num_waiting),
-    }

@@ -1,7 +1,8 @@
 """Routes that use a model: from an HTTP request to its handler and back.
 
 GenerationRoute runs the model (completions, chat, embeddings ...); LightRoute only reads a body
-(token counts ...). Each API module declares its own; app.py connects them to the models.
+(token counts ...); model_info_route makes those that describe a model. Each API module declares its
+own; app.py connects them to the models.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from functools import partial
 from typing import Annotated, Generic, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.background import TooLongError, hurry
@@ -21,9 +23,10 @@ from quire.server.api.common.micro_batch import MicroBatch, Stages, run_in_slice
 from quire.server.api.common.request_gate import RequestContext, RequestGate, caller_of
 from quire.server.http.disconnect import unless_disconnected
 from quire.server.http.http_errors import send_complete
-from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
+from quire.server.http.openapi_entry import ApiRoute, JsonResponse, OpenApiEntry
 from quire.server.http.request_reader import read_body
 from quire.server.model_loading import ModelLoader
+from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.server.settings import ServerSettings
 
 R = TypeVar("R")
@@ -77,6 +80,25 @@ class LightRoute(msgspec.Struct, frozen=True):
     def connect(self, loader: ModelLoader, gate: RequestGate, settings: ServerSettings) -> ApiRoute:
         """Make the starlette route that runs the handler."""
         return ApiRoute(_LightApp(self, loader, gate, settings), self.entry)
+
+
+def model_info_route(
+    models: ModelRegistry,
+    path: str,
+    summary: str,
+    reply: type[msgspec.Struct],
+    describe: Callable[[RegisteredModel], msgspec.Struct],
+) -> ApiRoute:
+    """The route that describes the model that the query names, or the first.
+
+    describe: makes the `reply`.
+    """
+
+    async def answer(request: Request) -> Response:
+        return JsonResponse(describe(models.find(request.query_params.get("model"))))
+
+    entry = OpenApiEntry(path, summary, reply=reply, errors=(404, 503), names_model=True)
+    return ApiRoute(answer, entry)
 
 
 class _App(Generic[R]):

@@ -7,7 +7,7 @@ event, and the missing `[DONE]` shows that the answer is cut and not merely shor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
 
@@ -17,15 +17,14 @@ from starlette.types import Send
 
 from quire.core.request_output import RequestOutput
 from quire.server.admission.drain import cut_error
-from quire.server.api.common.generation_job import AdmittedJob, Job
+from quire.server.api.common.generation_job import AdmittedJob, Job, ReplyFormatter
 from quire.server.api.common.job_runner import gather, run
 from quire.server.api.common.load_report import load_headers
 from quire.server.api.common.logprob_bounds import has_many_logprobs
 from quire.server.api.common.logprob_formats import num_shown
-from quire.server.api.common.reply_formatter import ReplyFormatter
 from quire.server.api.common.request_gate import RequestContext
-from quire.server.api.common.timings import timed
-from quire.server.api.common.usage import Usage, UsageCounter
+from quire.server.api.common.timings import set_timings, timed
+from quire.server.api.common.usage import UsageCounter
 from quire.server.http.deadline import Deadline
 from quire.server.http.http_errors import ErrorChunk, ErrorReply, describe, send_complete
 from quire.tokenizer.tokenizer import Tokenizer
@@ -66,7 +65,7 @@ EVENTS = Framing(b"text/event-stream; charset=utf-8", _event)  # server-sent eve
 LINES = Framing(b"application/x-ndjson", _line)  # of JSON
 
 
-class OpenAIReplyFormatter:
+class OpenAIReplyFormatter(ReplyFormatter):
     """The base of ReplyFormatters of OpenAI's two older APIs: end marker, errors, and settings."""
 
     end_marker = DONE
@@ -87,9 +86,8 @@ async def answer(
 ) -> None:
     """Run a job and send its answer. Raises only while nothing has been sent."""
     admitted = context.start(formatter.job)
-    formatter = timed(formatter)
     if formatter.job.stream:
-        record = context.record
+        record, formatter = context.record, timed(formatter)
         stream = events(formatter, admitted, context.usage, framing.encode)
 
         def failed(error: Exception) -> bytes:
@@ -103,11 +101,14 @@ async def answer(
     async with context.deadline.enforced():
         results = await gather(admitted, usage)
 
+    job = formatter.job
+
     def reply() -> bytes:
-        return _encoder.encode(formatter.reply(results, usage.total()))
+        whole = formatter.reply(results, usage.total())
+        set_timings(whole, job, results)
+        return _encoder.encode(whole)
 
     # what stores the answer, or makes a long one, must not block the event loop
-    job = formatter.job
     in_thread = job.is_stored or job.has_many_prompts or has_many_logprobs(*results)
     body = await asyncio.to_thread(reply) if in_thread else reply()
     await send_complete(send, 200, body, load_headers(context.scope, admitted.engine))
@@ -152,29 +153,19 @@ def _encoded(
 def _counted_chunks(
     formatter: ReplyFormatter, index: int, output: RequestOutput, usage: UsageCounter
 ) -> Iterable[msgspec.Struct]:
-    """The chunks with the token counts so far, which grow answer by answer."""
+    """Chunks of OpenAI's older APIs with the token counts so far, which grow answer by answer.
+
+    A chunk that only gives an answer's role precedes its tokens.
+    """
     for position, answer_part in enumerate(output.outputs):
-        progress = () if position else output.progress
+        progress, num_new = () if position else output.progress, len(answer_part.token_ids)
         part = msgspec.structs.replace(output, outputs=[answer_part], progress=progress)
         usage.add(index, part)
-        yield from _with_usage(formatter.chunks(index, part), usage.total(), part)
-
-
-def _with_usage(
-    chunks: Iterable[msgspec.Struct], usage: Usage, output: RequestOutput
-) -> Iterator[msgspec.Struct]:
-    """Chunks of OpenAI's older APIs with the token counts so far.
-
-    output: what they are made of. A chunk that only gives an answer's role precedes its tokens.
-    """
-    num_new = sum(len(answer.token_ids) for answer in output.outputs)
-    before = msgspec.structs.replace(
-        usage,
-        completion_tokens=usage.completion_tokens - num_new,
-        total_tokens=usage.total_tokens - num_new,
-    )
-    for chunk in chunks:
-        yield msgspec.structs.replace(chunk, usage=before if _gives_role(chunk) else usage)
+        before, now = usage.total(), usage.total()
+        before.completion_tokens -= num_new
+        before.total_tokens -= num_new
+        for chunk in formatter.chunks(index, part):
+            yield msgspec.structs.replace(chunk, usage=before if _gives_role(chunk) else now)
 
 
 def _gives_role(chunk: msgspec.Struct) -> bool:

@@ -12,8 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.core.request_output import CompletionOutput, PromptProgress, RequestOutput, RequestTimes
-from quire.server.api.common.generation_job import Job
-from quire.server.api.common.reply_formatter import ReplyFormatter
+from quire.server.api.common.generation_job import Job, ReplyFormatter
 from quire.server.api.common.usage import Usage
 
 
@@ -109,27 +108,19 @@ class WithProgress(WithTimings, kw_only=True):
 
 
 class TimedFormatter:
-    """A ReplyFormatter with the timings and the progress that its request asks for.
+    """A ReplyFormatter of streams with the timings and the progress that its request asks for.
 
-    In a stream a report on the prompt makes a chunk of its own.
+    A report on the prompt makes a chunk of its own.
     """
 
     def __init__(self, formatter: ReplyFormatter) -> None:
         self.job = formatter.job
+        self.reply = formatter.reply
         self.failure = formatter.failure
         self.end_marker = formatter.end_marker
         self._formatter = formatter
         self._num_tokens = Counter[int]()  # of the answers so far, by prompt
         self._latest = Timings.of_prompt(PromptProgress(0, 0, 0.0))
-
-    def reply(
-        self, results: Sequence[RequestOutput], usage: Usage
-    ) -> msgspec.Struct | Sequence[msgspec.Struct]:
-        """The complete answer, with the timings of the last prompt."""
-        reply = self._formatter.reply(results, usage)
-        if isinstance(reply, WithTimings):
-            set_timings(reply, self.job, results)
-        return reply
 
     def chunks(self, index: int, output: RequestOutput) -> Iterator[msgspec.Struct]:
         """A stream's next chunks: those of reports on the prompt, then those of the answers."""
@@ -163,14 +154,14 @@ class TimedFormatter:
         return made
 
 
-def set_timings(reply: WithTimings, job: Job, results: Sequence[RequestOutput]) -> None:
+def set_timings(reply: object, job: Job, results: Sequence[RequestOutput]) -> None:
     """Add the timings of the last prompt to a complete answer, if its request asks for them."""
-    if job.has_timings:
+    if job.has_timings and isinstance(reply, WithTimings):
         last = results[-1]
         reply.timings = Timings.of(last, sum(len(part.token_ids) for part in last.outputs))
 
 
 def timed(formatter: ReplyFormatter) -> ReplyFormatter:
-    """The formatter, with timings and progress if its request asks for them."""
+    """The formatter of a stream, with timings and progress if its request asks for them."""
     job = formatter.job
     return TimedFormatter(formatter) if job.has_timings or job.reports_progress else formatter

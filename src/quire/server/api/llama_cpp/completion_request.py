@@ -41,6 +41,7 @@ class NativeCompletionRequest(GenerationRequest, kw_only=True, dict=True):
     logit_bias: numbers for token ids or texts, as a map or as pairs; see token_biases. false: none.
     """
 
+    logprobs_field: ClassVar = "n_probs"
     neutral: ClassVar = {
         **GenerationRequest.neutral,
         "prompt_logprobs": (None,),

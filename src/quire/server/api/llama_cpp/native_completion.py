@@ -13,7 +13,6 @@ from quire.core.sampling_params import SamplingParams
 from quire.server.api.common import route_rules
 from quire.server.api.common.generation_job import Job, make_job
 from quire.server.api.common.generation_request import take_defaults
-from quire.server.api.common.logprob_bounds import check_num_logprobs
 from quire.server.api.common.logprob_formats import finite, shown_of
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
@@ -40,7 +39,7 @@ _SETTINGS = {
     "seed": "seed", "temperature": "temperature", "top_k": "top_k", "top_p": "top_p",
     "min_p": "min_p", "repeat_penalty": "repetition_penalty", "stop": "stop",
     "presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty",
-    "ignore_eos": "ignore_eos", "max_tokens": "max_tokens", "n_predict": "max_tokens",
+    "ignore_eos": "ignore_eos",
 }  # fmt: skip
 
 
@@ -62,17 +61,13 @@ def _job(request: NativeCompletionRequest, model: RegisteredModel) -> Stages[Job
     sampling = completion_request.sampling(request)
     encode = parts_encoder(model.engine, request.add_special_tokens)
     prompts = yield from completion_request.PROMPTS.read(bytes(request.prompt), encode)
-    check_num_logprobs(sampling, prompts, model.engine.info.limits, "n_probs")
-    return make_job(
-        "cmpl-", request, prompts, sampling, model,
-        encoding=request.encoding, cut_to_context=True,
-    )  # fmt: skip
+    return make_job("cmpl-", request, prompts, sampling, model, cut_to_context=True)
 
 
 class _Answer(msgspec.Struct):
     """State of an answer so far."""
 
-    tokens: list[int]
+    num_tokens: int = 0
     has_new_line: bool = False
 
 
@@ -118,20 +113,16 @@ class NativeFormatter(OpenAIReplyFormatter):
                 part.completion_probabilities = UNSET
                 yield self._end(part, item, output)
 
-    def ending(self, _usage: Usage) -> Iterator[NativePart]:
-        """No ending: each answer has its own last chunk."""
-        yield from ()
-
     def _read(self, prompt_index: int, item: RequestOutput, output: CompletionOutput) -> NativePart:
         index = prompt_index * self.job.sampling.n + output.index
-        answer = self._answers.setdefault(index, _Answer([]))
-        answer.tokens += output.token_ids
+        answer = self._answers.setdefault(index, _Answer())
+        answer.num_tokens += len(output.token_ids)
         answer.has_new_line |= "\n" in output.text
         return NativePart(
             index=index,
             content=output.text,
             tokens=list(output.token_ids) if self._returns_tokens else [],
-            tokens_predicted=len(answer.tokens),
+            tokens_predicted=answer.num_tokens,
             tokens_evaluated=len(item.prompt_token_ids),
             completion_probabilities=self._probabilities(output),
         )

@@ -1,4 +1,4 @@
-"""/props: what llama.cpp's clients read of a server: context, slots, chat template."""
+"""/props, /apply-template: what llama.cpp's clients read of a server, and of its chat template."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 
-from quire.server.api.common.model_info_route import model_info_route
-from quire.server.http.openapi_entry import ApiRoute
+from quire.server.api.common import chat_request, conversation, route_rules
+from quire.server.api.common.chat_request import ChatRequest
+from quire.server.api.common.model_route import LightReply, LightRoute, model_info_route
+from quire.server.http.openapi_entry import ApiRoute, PostEntry
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.version import __version__
 
@@ -58,3 +60,31 @@ def _props(model: RegisteredModel) -> Props:
         build_info=f"quire-{__version__}",
         modalities={"vision": False, "audio": False},
     )
+
+
+class AppliedTemplate(msgspec.Struct):
+    """A conversation as the text that the model reads, as /completion takes it."""
+
+    prompt: str
+
+
+def apply_template(data: bytes, models: ModelRegistry) -> LightReply:
+    """The reply to the body of a chat. Raises InvalidRequestError."""
+    request = chat_request.parse(data)
+    model = models.find(request.model)
+    ids = conversation.encode(request, model)
+    text = model.engine.tokenizer.decode(ids, skip_special_tokens=False)
+    return LightReply(AppliedTemplate(text), request.no_effect)
+
+
+TEMPLATE_ROUTE = LightRoute(
+    PostEntry(
+        "/apply-template",
+        "A conversation through the chat template, as text.",
+        rules=(route_rules.MODEL, *route_rules.CHAT),
+        example={"messages": [route_rules.USER_MESSAGE]},
+        body=ChatRequest,
+        reply=AppliedTemplate,
+    ),
+    apply_template,
+)

@@ -11,12 +11,12 @@ from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.conversation import Conversation
 from quire.server.api.common.generation_job import make_job
 from quire.server.api.common.generation_request import take_defaults
-from quire.server.api.common.logprob_bounds import check_num_logprobs
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute, LightReply
 from quire.server.api.common.streaming import LINES, answer
 from quire.server.api.common.tool_definitions import tool_use
-from quire.server.api.ollama import ollama_options, ollama_request, ollama_to_chat
+from quire.server.api.ollama import ollama_to_chat
+from quire.server.api.ollama.ollama_options import asks_to_unload, read_ollama
 from quire.server.api.ollama.ollama_reply import (
     ChatPart,
     OllamaAnswer,
@@ -32,33 +32,23 @@ from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.server.parsing.output_parser import PlainParser
 
 
-def prepare_chat(body: bytes, models: ModelRegistry) -> Stages[OllamaFormatter | LightReply]:
-    """Decode a body of /api/chat and make its job, in stages. Raises InvalidRequestError."""
-    request = ollama_request.parse_chat(body)
-    return (yield from _prepared(request, models, is_empty=not request.messages))
-
-
-def prepare_prompt(body: bytes, models: ModelRegistry) -> Stages[OllamaFormatter | LightReply]:
-    """Decode a body of /api/generate and make its job, in stages; see `prepare_chat`."""
-    request = ollama_request.parse_prompt(body)
-    return (yield from _prepared(request, models, is_empty=not request.prompt))
-
-
-def _prepared(
-    request: OllamaBody, models: ModelRegistry, *, is_empty: bool
+def prepare(
+    kind: type[OllamaChat | OllamaPrompt], body: bytes, models: ModelRegistry
 ) -> Stages[OllamaFormatter | LightReply]:
-    """The job of a body; the reply itself where nothing is to run. Raises InvalidRequestError."""
+    """Decode a body and make its job, in stages; the reply itself where nothing is to run.
+
+    Raises InvalidRequestError.
+    """
+    request = read_ollama(body, kind)
     has_message = isinstance(request, OllamaChat)
     model = models.find(request.model)
     yield
     chat = ollama_to_chat.to_chat(request, model)
-    if is_empty:
+    if not (request.messages if isinstance(request, OllamaChat) else request.prompt):
         tool_use(chat.tools, chat.tool_choice)  # which a conversation checks, too
         return _nothing_to_run(request, chat, model.name, has_message=has_message)
-    if isinstance(request, OllamaPrompt) and (
-        request.raw or not model.engine.tokenizer.has_chat_template
-    ):
-        found = _plain(chat, request.prompt or "", model)
+    if ollama_to_chat.is_plain(request, model):
+        found = _plain(chat, model)
     else:
         names = ollama_to_chat.NAMES if has_message else ollama_to_chat.PROMPT_NAMES
         found = yield from conversation.prepare(chat, model, names=names, cuts_to_context=True)
@@ -72,21 +62,19 @@ def _nothing_to_run(
     settings say when, so that no client takes the model from another.
     """
     part = make_part(model, OllamaAnswer(), has_message=has_message)
-    is_end = ollama_options.asks_to_unload(request.keep_alive)
+    is_end = asks_to_unload(request.keep_alive)
     part.done, part.done_reason = True, "unload" if is_end else "load"
     return LightReply(part, chat.no_effect)
 
 
-def _plain(chat: ChatRequest, prompt: str, model: RegisteredModel) -> Conversation:
-    """A prompt without a chat template."""
-    with ollama_to_chat.PROMPT_NAMES:
+def _plain(chat: ChatRequest, model: RegisteredModel) -> Conversation:
+    """A prompt without a chat template, which is the chat's only message."""
+    names, prompt = ollama_to_chat.PROMPT_NAMES, chat.messages[0].content
+    assert isinstance(prompt, str), "the prompt is a text"
+    with names:
         take_defaults(chat, model.request_defaults)
-        sampling = ollama_to_chat.PROMPT_NAMES.rename_fields(chat_request.sampling(chat))
-        check_num_logprobs(sampling, [prompt], model.engine.info.limits, "top_logprobs")
-        job = make_job(
-            "gen-", chat, [prompt], sampling, model,
-            encoding=chat.encoding, names=ollama_to_chat.PROMPT_NAMES, cut_to_context=True,
-        )  # fmt: skip
+        sampling = names.rename_fields(chat_request.sampling(chat))
+        job = make_job("gen-", chat, [prompt], sampling, model, names=names, cut_to_context=True)
     return Conversation(job, PlainParser)
 
 
@@ -126,13 +114,13 @@ _CHAT = _route(
     "/api/chat", "Answer a conversation", (*route_rules.CHAT, _FIELDS_BY_ROLE),
     {"messages": [route_rules.USER_MESSAGE]}, OllamaChat, ChatPart,
 )  # fmt: skip
-_PROMPT_RULES = (route_rules.TEMPLATE, "A `raw` prompt has no `system`.")
+_PROMPT_RULES = (route_rules.TEMPLATE, "A prompt without a chat template has no `system`.")
 _PROMPT = _route(
     "/api/generate", "Answer or continue a prompt", _PROMPT_RULES,
     {"prompt": "hello"}, OllamaPrompt, PromptPart,
 )  # fmt: skip
 _answer = partial(answer, framing=LINES)
 ROUTES = (
-    GenerationRoute(_CHAT, prepare_chat, _answer),
-    GenerationRoute(_PROMPT, prepare_prompt, _answer),
+    GenerationRoute(_CHAT, partial(prepare, OllamaChat), _answer),
+    GenerationRoute(_PROMPT, partial(prepare, OllamaPrompt), _answer),
 )

@@ -10,7 +10,8 @@ from msgspec import UNSET, UnsetType
 
 from quire.core.request_output import CompletionOutput, RequestOutput
 from quire.server.api.common.conversation import Conversation
-from quire.server.api.common.logprob_formats import ChatLogprob, chat_logprobs, num_shown
+from quire.server.api.common.generation_job import ReplyFormatter
+from quire.server.api.common.logprob_formats import ChatLogprob
 from quire.server.api.common.timings import durations
 from quire.server.api.common.usage import Usage
 from quire.server.api.ollama.ollama_request import OllamaCall, OllamaFunction
@@ -67,10 +68,8 @@ class PromptPart(OllamaPart, kw_only=True):
     thinking: str | UnsetType = UNSET
 
 
-class OllamaFormatter:
+class OllamaFormatter(ReplyFormatter):
     """The ReplyFormatter of both paths."""
-
-    end_marker = b""
 
     def __init__(
         self, conversation: Conversation, model: RegisteredModel, *, has_message: bool
@@ -78,7 +77,6 @@ class OllamaFormatter:
         self.job = conversation.job
         self._conversation = conversation
         self._tokenizer = model.engine.tokenizer
-        self._num_logprobs = num_shown(self.job.sampling)
         self._has_message = has_message
         self._num_tokens = 0
         self._logprobs: list[ChatLogprob] = []  # of the tokens since the last line
@@ -102,17 +100,14 @@ class OllamaFormatter:
             if output.finish_reason is not None:
                 yield self._ended(self._part(OllamaAnswer()), item, output)
 
-    def ending(self, _usage: Usage) -> Iterator[OllamaPart]:
-        """Nothing: the answer has its own last line."""
-        yield from ()
-
     def failure(self, reply: ErrorReply) -> PlainError:
         """The last line of a stream that failed."""
         return PlainError(reply.error.message)
 
     def _answers(self, output: CompletionOutput) -> list[OllamaAnswer]:
         self._num_tokens += len(output.token_ids)
-        self._add_logprobs(output)
+        if (shown := self._conversation.logprobs(output, self._tokenizer)) is not None:
+            self._logprobs += shown.content
         found: list[OllamaAnswer] = []
         for event in self._conversation.read(output):
             found += self._answer(event)
@@ -162,12 +157,6 @@ class OllamaFormatter:
         part.eval_count = self._num_tokens
         part.eval_duration = _nanoseconds(answer)
         return part
-
-    def _add_logprobs(self, output: CompletionOutput) -> None:
-        if self._num_logprobs is not None:
-            given = output.logprobs or []
-            shown = chat_logprobs(given, output.token_ids, self._num_logprobs, self._tokenizer)
-            self._logprobs += shown.content
 
 
 def make_part(model: str, part: OllamaAnswer, *, has_message: bool) -> OllamaPart:

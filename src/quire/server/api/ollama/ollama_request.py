@@ -6,11 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from quire.errors import invalid_value
 from quire.server.api.common import chat_messages
 from quire.server.api.common.chat_request import MAX_MESSAGES
 from quire.server.api.common.tool_definitions import MAX_TOOLS, Tools
-from quire.server.api.ollama.ollama_options import Options, read_ollama
+from quire.server.api.ollama.ollama_options import Options
 from quire.server.http import field_bounds
 from quire.server.http.field_bounds import ShortText
 from quire.server.http.request_body import RequestBody
@@ -85,21 +84,3 @@ class OllamaPrompt(OllamaBody, kw_only=True, dict=True):
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
-
-
-def parse_chat(data: bytes) -> OllamaChat:
-    """Decode a body of /api/chat. Raises InvalidRequestError."""
-    request = read_ollama(data, OllamaChat)
-    for index, message in enumerate(request.messages or ()):
-        if message.thinking and message.role != "assistant":
-            problem = f"a message of the role {message.role} has none; remove it"
-            raise invalid_value(f"messages[{index}].thinking", problem)
-    return request
-
-
-def parse_prompt(data: bytes) -> OllamaPrompt:
-    """Decode a body of /api/generate. Raises InvalidRequestError."""
-    request = read_ollama(data, OllamaPrompt)
-    if request.raw and request.system:
-        raise invalid_value("system", "a raw prompt has none; leave one of the two out")
-    return request

@@ -44,6 +44,7 @@ _OWN = {
     "reasoning_effort": "think",
     "truncate_prompt_tokens": "truncate",
     "continue_final_message": "messages",
+    ".reasoning_content": ".thinking",
 }
 NAMES = FieldNames(_OWN)
 PROMPT_NAMES = FieldNames({**_OWN, "messages": "prompt"})
@@ -60,8 +61,18 @@ def messages_of(request: OllamaBody) -> list[chat_messages.Message]:
     return [chat_messages.Message(role="system", content=request.system), user]
 
 
+def is_plain(request: OllamaBody, model: RegisteredModel) -> bool:
+    """Whether the body's prompt goes to the model as it is, without a chat template."""
+    if not isinstance(request, OllamaPrompt):
+        return False
+    return request.raw is True or not model.engine.tokenizer.has_chat_template
+
+
 def to_chat(request: OllamaBody, model: RegisteredModel) -> ChatRequest:
-    """Ollama's body as a ChatRequest."""
+    """Ollama's body as a ChatRequest. Raises InvalidRequestError."""
+    if is_plain(request, model) and getattr(request, "system", None):
+        problem = "a raw prompt, or one of a model without a chat template, has none; leave it out"
+        raise invalid_value("system", problem)
     options = request.options or Options()
     given = {own: getattr(options, name) for name, own in _SAMPLING.items()}
     given |= params_set_by("repeat_last_n", options.repeat_last_n)
@@ -83,14 +94,16 @@ def to_chat(request: OllamaBody, model: RegisteredModel) -> ChatRequest:
     )
     chat.take_over(request)
     chat.note_no_effect(*no_effect_notes(request.keep_alive, options))
-    _add_thinking(chat, request.think, model)
+    _add_thinking(chat, request, model)
     return chat
 
 
-def _add_thinking(chat: ChatRequest, think: bool | str | None, model: RegisteredModel) -> None:
-    if think is None:
+def _add_thinking(chat: ChatRequest, request: OllamaBody, model: RegisteredModel) -> None:
+    if (think := request.think) is None:
         return
-    if isinstance(think, str):
+    if is_plain(request, model):
+        chat.note_no_effect("think has no effect: the prompt goes through no chat template")
+    elif isinstance(think, str):
         chat.reasoning_effort = think
     elif "enable_thinking" in model.engine.tokenizer.chat_variables:
         chat.chat_template_kwargs = {"enable_thinking": think}

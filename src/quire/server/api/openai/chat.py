@@ -8,11 +8,11 @@ from msgspec import UNSET
 
 from quire.core.request_output import CompletionOutput, RequestOutput
 from quire.server.api.common import chat_request, conversation, route_rules
-from quire.server.api.common.chat_messages import Message
 from quire.server.api.common.chat_request import ChatRequest
-from quire.server.api.common.conversation import Conversation
+from quire.server.api.common.conversation import Conversation, counted
+from quire.server.api.common.generation_job import Job
 from quire.server.api.common.generation_request import force_usage
-from quire.server.api.common.logprob_formats import ChatLogprobs, chat_logprobs, prompt_logprobs
+from quire.server.api.common.logprob_formats import prompt_logprobs
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.streaming import OpenAIReplyFormatter, answer
@@ -43,63 +43,69 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[ChatFormatter]:
     if model.forces_usage:
         force_usage(request)
     chat = yield from conversation.prepare(request, model)
-    return ChatFormatter(chat, request, model.engine.tokenizer)
+    return ChatFormatter([chat], chat.job, request, model.engine.tokenizer)
 
 
 class ChatFormatter(OpenAIReplyFormatter):
-    """The ReplyFormatter of /v1/chat/completions, for one conversation."""
+    """The ReplyFormatter of /v1/chat/completions, and of a batch of conversations.
+
+    job: with the prompts of all conversations. request: of the first; the others have its fields.
+    """
 
     def __init__(
-        self, conversation: Conversation, request: ChatRequest, tokenizer: Tokenizer
+        self,
+        conversations: Sequence[Conversation],
+        job: Job,
+        request: ChatRequest,
+        tokenizer: Tokenizer,
     ) -> None:
-        super().__init__(conversation.job, tokenizer)
-        self._conversation = conversation
+        super().__init__(job, tokenizer)
+        self._conversations = conversations
         self._num_prompt_logprobs = request.prompt_logprobs
-        self._echoed = _text_of(request.messages[-1]) if request.echo else ""
         self._metadata = request.metadata
         self._started: set[int] = set()  # choices whose role was sent
 
     def reply(self, results: Sequence[RequestOutput], usage: Usage) -> ChatReply:
         """The complete answer as a chat completion."""
-        (item,) = results
-        choices = [self.choice(output) for output in item.outputs]
-        reply = self.reply_of(choices, self._conversation.counted(usage))
+        job, is_batch = self.job, bool(self.job.samplings)
+        reply = ChatReply(
+            id=job.reply_id,
+            created=job.created,
+            model=job.model,
+            choices=[],
+            usage=usage,
+            system_fingerprint=job.fingerprint,
+        )
+        for number, (chat, item) in enumerate(zip(self._conversations, results, strict=True)):
+            for output in item.outputs:
+                choice = self._choice(chat, output)
+                reply.choices.append(choice)
+                if is_batch:  # each has one choice
+                    choice.index = number
+            self._describe_prompt(choice if is_batch else reply, item)
+        reply.usage = counted(usage, *self._conversations)
+        if self._metadata is not None:
+            reply.metadata = self._metadata
+        return reply
+
+    def _describe_prompt(self, reply: ChatReply | ChatChoice, item: RequestOutput) -> None:
+        """Set what the request asks about its prompt."""
         if self.job.return_token_ids:
             reply.prompt_token_ids = item.prompt_token_ids
         if self._num_prompt_logprobs is not None and item.prompt_logprobs is not None:
             reply.prompt_logprobs = prompt_logprobs(
                 item.prompt_logprobs, item.prompt_token_ids, self._num_prompt_logprobs
             )
-        return reply
 
-    def reply_of(self, choices: list[ChatChoice], usage: Usage) -> ChatReply:
-        """The reply with these answers."""
-        job = self.job
-        reply = ChatReply(
-            id=job.reply_id,
-            created=job.created,
-            model=job.model,
-            choices=choices,
-            usage=usage,
-            system_fingerprint=job.fingerprint,
-        )
-        if self._metadata is not None:
-            reply.metadata = self._metadata
-        return reply
-
-    @property
-    def num_reasoning_tokens(self) -> int:
-        """Reasoning tokens of the answers so far."""
-        return self._conversation.num_reasoning_tokens
-
-    def chunks(self, _index: int, item: RequestOutput) -> Iterator[ChatChunk]:
+    def chunks(self, index: int, item: RequestOutput) -> Iterator[ChatChunk]:
         """A stream's next chunks: first the role, then the deltas, the last with its reason."""
+        chat = self._conversations[index]
         for output in item.outputs:
             if output.index not in self._started:
-                yield self._first_chunk(item, output.index)
-            parts = self._parts(output)
+                yield self._first_chunk(chat, item, output.index)
+            parts = self._parts(chat, output)
             if output.finish_reason is not None:
-                self._end(parts, output)
+                _end(parts, chat, output)
             for choice in parts:
                 chunk = self._chunk(choice)
                 if choice.finish_reason is not None:
@@ -110,12 +116,12 @@ class ChatFormatter(OpenAIReplyFormatter):
         """The token counts, if the request asks for them."""
         if self.job.include_usage:
             chunk = self._chunk()
-            chunk.usage = self._conversation.counted(usage)
+            chunk.usage = counted(usage, *self._conversations)
             yield chunk
 
-    def _first_chunk(self, item: RequestOutput, index: int) -> ChatChunk:
+    def _first_chunk(self, chat: Conversation, item: RequestOutput, index: int) -> ChatChunk:
         self._started.add(index)
-        delta = Delta(role="assistant", content=self._echoed or UNSET)
+        delta = Delta(role="assistant", content=chat.echoed or UNSET)
         chunk = self._chunk(ChunkChoice(index=index, delta=delta))
         if self.job.return_token_ids:
             chunk.prompt_token_ids = item.prompt_token_ids
@@ -131,59 +137,43 @@ class ChatFormatter(OpenAIReplyFormatter):
             usage=None if job.include_usage else UNSET,
         )
 
-    def _parts(self, output: CompletionOutput) -> list[ChunkChoice]:
+    def _parts(self, chat: Conversation, output: CompletionOutput) -> list[ChunkChoice]:
         """One part for each event; the first one has the token ids and logprobs."""
-        deltas = [delta_of(event) for event in self._conversation.read(output)]
+        deltas = [delta_of(event) for event in chat.read(output)]
         has_token_fields = self._num_logprobs is not None or self.job.return_token_ids
         is_held = bool(output.text) or output.finish_reason is not None
         if not deltas and (has_token_fields or not is_held):
             deltas = [Delta(content="")]
         parts = [ChunkChoice(index=output.index, delta=delta) for delta in deltas]
         if parts and has_token_fields:
-            parts[0].logprobs = self._logprobs(output)
+            parts[0].logprobs = chat.logprobs(output, self._tokenizer)
             if self.job.return_token_ids:
                 parts[0].token_ids = output.token_ids
         return parts
 
-    def _end(self, parts: list[ChunkChoice], output: CompletionOutput) -> None:
-        """Set the finish reason in the last part; tool calls get a part of its own, as OpenAI's."""
-        if not parts or parts[-1].delta.tool_calls is not UNSET:
-            parts.append(ChunkChoice(index=output.index, delta=Delta()))
-        parts[-1].finish_reason = self._conversation.finish_reason(output)
-        if output.stop_reason is not None:
-            parts[-1].stop_reason = output.stop_reason
-
-    def choice(self, output: CompletionOutput) -> ChatChoice:
-        """One complete answer."""
-        message = message_of(self._conversation.read(output))
-        if self._echoed:
-            message.content = self._echoed + (message.content or "")
+    def _choice(self, chat: Conversation, output: CompletionOutput) -> ChatChoice:
+        message = message_of(chat.read(output))
+        if chat.echoed:
+            message.content = chat.echoed + (message.content or "")
         choice = ChatChoice(
             index=output.index,
             message=message,
-            logprobs=self._logprobs(output),
-            finish_reason=self._conversation.finish_reason(output),
+            logprobs=chat.logprobs(output, self._tokenizer),
+            finish_reason=chat.finish_reason(output),
             stop_reason=output.stop_reason,
         )
         if self.job.return_token_ids:
             choice.token_ids = output.token_ids
         return choice
 
-    def _logprobs(self, output: CompletionOutput) -> ChatLogprobs | None:
-        if self._num_logprobs is None:
-            return None
-        return chat_logprobs(
-            output.logprobs or [], output.token_ids, self._num_logprobs, self._tokenizer,
-            as_ids=self._spells_ids,
-        )  # fmt: skip
 
-
-def _text_of(message: Message) -> str:
-    """The text of an assistant's message, which `echo` returns; nothing of any other."""
-    content = message.content if message.role == "assistant" else None
-    if isinstance(content, list):
-        return "\n".join(part.text for part in content)
-    return content or ""
+def _end(parts: list[ChunkChoice], chat: Conversation, output: CompletionOutput) -> None:
+    """Set the finish reason in the last part; tool calls get a part of its own, as OpenAI's."""
+    if not parts or parts[-1].delta.tool_calls is not UNSET:
+        parts.append(ChunkChoice(index=output.index, delta=Delta()))
+    parts[-1].finish_reason = chat.finish_reason(output)
+    if output.stop_reason is not None:
+        parts[-1].stop_reason = output.stop_reason
 
 
 ROUTE = GenerationRoute(

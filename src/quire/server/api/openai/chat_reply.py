@@ -47,7 +47,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
-    """One answer of several."""
+    """One answer of several. Of several conversations, each has what is asked of its prompt."""
 
     index: int
     message: ChatMessage
@@ -55,6 +55,8 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
 class ChatReply(WithTimings, kw_only=True):

@@ -13,7 +13,7 @@ from quire.engine.frontend.prompt_encoding import token_ids_of
 from quire.server.api.common import route_rules
 from quire.server.api.common.generation_job import Job, make_job
 from quire.server.api.common.generation_request import force_usage, take_defaults
-from quire.server.api.common.logprob_bounds import check_num_logprobs, is_wide
+from quire.server.api.common.logprob_bounds import is_wide
 from quire.server.api.common.logprob_formats import (
     CompletionLogprobs,
     PromptLogprob,
@@ -31,7 +31,6 @@ from quire.server.api.openai.completions_request import CompletionRequest
 from quire.server.http.http_errors import ErrorChunk
 from quire.server.http.openapi_entry import PostEntry
 from quire.server.model_registry import ModelRegistry, RegisteredModel
-from quire.server.parsing.reasoning_parser import with_reasoning_marks
 from quire.tokenizer.tokenizer import Tokenizer
 
 
@@ -46,13 +45,6 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     token_ids: list[int] | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType | None = UNSET
-
-    def with_nulls(self) -> CompletionChoice:
-        """Null where something was not asked for, as in replies without a stream."""
-        for name in ("token_ids", "prompt_token_ids", "prompt_logprobs"):
-            if getattr(self, name) is UNSET:
-                setattr(self, name, None)
-        return self
 
 
 class CompletionReply(WithProgress, kw_only=True):
@@ -86,20 +78,14 @@ def _job(request: CompletionRequest, model: RegisteredModel) -> Stages[Job]:
     is_cut = request.max_tokens is None or request.is_cut_to_context
     take_defaults(request, model.request_defaults)
     sampling = completions_request.sampling(request)
-    sampling = with_reasoning_marks(sampling, model.parsers.reasoning, model.engine.tokenizer)
     prompts = completions_request.prompts(request)
-    limits = model.engine.info.limits
     if is_wide(sampling.prompt_logprobs):  # whose number depends on the number of tokens
+        limits, tokenizer = model.engine.info.limits, model.engine.tokenizer
         encode = partial(token_ids_of, reserved=sampling.max_tokens or 1)
-        tokenizer = model.engine.tokenizer
         for index, prompt in enumerate(prompts):
             prompts[index] = encode(prompt, tokenizer, limits, request.encoding)
             yield
-    check_num_logprobs(sampling, prompts, limits)
-    return make_job(
-        "cmpl-", request, prompts, sampling, model,
-        encoding=request.encoding, cut_to_context=is_cut,
-    )  # fmt: skip
+    return make_job("cmpl-", request, prompts, sampling, model, cut_to_context=is_cut)
 
 
 class CompletionFormatter(OpenAIReplyFormatter):
@@ -116,7 +102,7 @@ class CompletionFormatter(OpenAIReplyFormatter):
     def reply(self, results: Sequence[RequestOutput], usage: Usage) -> CompletionReply:
         """The complete answer as a text completion."""
         choices = [
-            self._choice(prompt_index, item, output).with_nulls()
+            self._choice(prompt_index, item, output)
             for prompt_index, item in enumerate(results)
             for output in item.outputs
         ]
@@ -159,11 +145,15 @@ class CompletionFormatter(OpenAIReplyFormatter):
         self, prompt_index: int, item: RequestOutput, output: CompletionOutput
     ) -> CompletionChoice:
         index = prompt_index * self.job.sampling.n + output.index
+        not_asked = UNSET if self.job.stream else None
         choice = CompletionChoice(
             index=index,
             text=output.text,
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
+            token_ids=not_asked,
+            prompt_token_ids=not_asked,
+            prompt_logprobs=not_asked,
         )
         is_first = index not in self._started
         self._started.add(index)

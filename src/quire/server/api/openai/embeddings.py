@@ -23,31 +23,20 @@ from quire.server.api.openai.embeddings_reply import (
     VectorFormat,
     encoded,
 )
-from quire.server.api.openai.embeddings_request import EmbeddingRequest, PoolingRequest
+from quire.server.api.openai.embeddings_request import INPUTS, EmbeddingRequest, PoolingRequest
 from quire.server.http.openapi_entry import PostEntry
 from quire.server.model_registry import ModelRegistry
 
 
-def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
-    """Decode a body of /v1/embeddings and check all of its inputs, in stages.
+def prepare(
+    item: type[Embedding] | type[PoolingItem], data: bytes, models: ModelRegistry
+) -> Stages[EmbeddingJob]:
+    """Decode a body and check all of its inputs, in stages. item: of the reply's list.
 
     Raises InvalidRequestError.
     """
-    return _prepared(embeddings_request.parse(data), models, "embd", Embedding)
-
-
-def prepare_pooling(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
-    """Decode a body of /pooling and make its job, in stages."""
-    return _prepared(embeddings_request.parse_pooling(data), models, "pool", PoolingItem)
-
-
-def _prepared(
-    request: EmbeddingRequest,
-    models: ModelRegistry,
-    id_prefix: str,
-    item: type[Embedding] | type[PoolingItem],
-) -> Stages[EmbeddingJob]:
-    """The job of a decoded body, in stages. id_prefix: of its id; item: of the reply's list."""
+    is_pooling = item is PoolingItem
+    request = embeddings_request.parse(data, is_pooling=is_pooling)
     model = models.find(request.model)
     pooling = model.engine.info.pooling.changed(
         pooling=request.pooling, normalize=request.normalize, dimensions=request.dimensions
@@ -56,7 +45,7 @@ def _prepared(
     inputs: list[Prompt]
     if request.messages is None:
         encode = parts_encoder(model.engine, request.add_special_tokens)
-        inputs = yield from embeddings_request.inputs(request, encode)
+        inputs = yield from INPUTS.read(embeddings_request.raw_input(request), encode)
     else:
         chat = embeddings_request.chat(request)
         inputs = [conversation.encode(chat, model)]
@@ -71,8 +60,8 @@ def _prepared(
         request.endianness or "native",
         item,
     )
-    encode_reply = partial(encoded, vector_format)
-    return (yield from make_embedding_job(id_prefix, model, request, inputs, pooling, encode_reply))
+    prefix, encode_reply = "pool" if is_pooling else "embd", partial(encoded, vector_format)
+    return (yield from make_embedding_job(prefix, model, request, inputs, pooling, encode_reply))
 
 
 _RULES = (
@@ -95,7 +84,7 @@ ROUTE = GenerationRoute(
         reply=EmbeddingReply,
         binary=BYTES_TYPE,
     ),
-    prepare,
+    partial(prepare, Embedding),
     answer_embedding,
 )
 POOLING_ROUTE = GenerationRoute(
@@ -108,6 +97,6 @@ POOLING_ROUTE = GenerationRoute(
         reply=PoolingReply,
         binary=BYTES_TYPE,
     ),
-    prepare_pooling,
+    partial(prepare, PoolingItem),
     answer_embedding,
 )

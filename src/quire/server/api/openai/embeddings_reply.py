@@ -63,15 +63,10 @@ class EmbeddingReply(msgspec.Struct, kw_only=True):
     usage: EmbeddingUsage
 
 
-class PoolingReply(msgspec.Struct, kw_only=True):
-    """The reply of /pooling: one vector for each input, in order. created: Unix seconds."""
+class PoolingReply(EmbeddingReply, kw_only=True):
+    """The reply of /pooling, the same but for the vectors."""
 
-    id: str
-    object: str = "list"
-    created: int
-    data: list[PoolingItem]
-    model: str
-    usage: EmbeddingUsage
+    data: list[PoolingItem]  # type: ignore[assignment]
 
 
 class VectorBytes(msgspec.Struct, kw_only=True):

@@ -7,12 +7,10 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from quire.core.pooling_params import Pooling
-from quire.engine.frontend.prompt_encoding import Prompt
 from quire.errors import invalid_value, one_of_two
 from quire.server.api.common.chat_request import CHAT_FIELDS, ChatRequest, Messages
 from quire.server.api.common.embedding_job import MAX_INPUTS, Dimensions, PoolingFields, Text
-from quire.server.api.common.micro_batch import Stages
-from quire.server.api.common.prompt_types import EncodeParts, PromptTypes
+from quire.server.api.common.prompt_types import PromptTypes
 from quire.server.api.openai.embeddings_reply import ByteOrder, EncodingFormat, VectorDtype
 from quire.server.http.field_bounds import ShortText, one_of
 from quire.server.http.http_errors import HttpError
@@ -63,37 +61,29 @@ class PoolingRequest(EmbeddingRequest, kw_only=True, dict=True):
     task: Annotated[ShortText, one_of("embed")] | None = None
 
 
-def parse(data: bytes) -> EmbeddingRequest:
-    """Decode a body of /v1/embeddings. Raises InvalidRequestError."""
-    request = read_body(data, EmbeddingRequest)
-    _check(request)
-    return request
-
-
-def parse_pooling(data: bytes) -> PoolingRequest:
-    """Decode a body of /pooling. Raises InvalidRequestError."""
-    request = read_body(data, PoolingRequest)
-    if request.task not in (None, "embed"):
-        problem = f"Unsupported task: {request.task!r}"
-        if request.task == "plugin":
-            problem = "No IOProcessor plugin installed."
-        text = f"{problem}; task must be 'embed'"
-        # in vLLM's words, as the path is vLLM's
-        error = HttpError(400, text, code="invalid_value", kind="BadRequestError")
-        error.param = "task"
-        raise error
-    _check(request)
-    return request
-
-
-def _check(request: EmbeddingRequest) -> None:
-    if request.messages is not None and _raw_input(request) not in (b"", b"null"):
-        raise one_of_two("input", "messages", is_missing=False)
-    if request.messages is None and not _raw_input(request):
-        raise one_of_two("input", "messages", is_missing=True)
+def parse(data: bytes, *, is_pooling: bool) -> EmbeddingRequest:
+    """Decode a body of /pooling, or of /v1/embeddings. Raises InvalidRequestError."""
+    request = read_body(data, PoolingRequest if is_pooling else EmbeddingRequest)
+    if isinstance(request, PoolingRequest) and request.task not in (None, "embed"):
+        raise _wrong_task(request.task)
+    has_messages = request.messages is not None
+    has_input = raw_input(request) not in ((b"", b"null") if has_messages else (b"",))
+    if has_input == has_messages:
+        raise one_of_two("input", "messages", is_missing=not has_input)
     for name in CHAT_FIELDS:
-        if request.messages is None and getattr(request, name) is not None:
+        if not has_messages and getattr(request, name) is not None:
             raise invalid_value(name, "it belongs to messages, not to an input; remove it")
+    return request
+
+
+def _wrong_task(task: str) -> HttpError:
+    """The error in vLLM's words, as the path is vLLM's."""
+    is_plugin = task == "plugin"
+    problem = "No IOProcessor plugin installed." if is_plugin else f"Unsupported task: {task!r}"
+    text = f"{problem}; task must be 'embed'"
+    error = HttpError(400, text, code="invalid_value", kind="BadRequestError")
+    error.param = "task"
+    return error
 
 
 def chat(request: EmbeddingRequest) -> ChatRequest:
@@ -103,10 +93,6 @@ def chat(request: EmbeddingRequest) -> ChatRequest:
     return ChatRequest(**fields, add_special_tokens=request.add_special_tokens)
 
 
-def _raw_input(request: EmbeddingRequest) -> bytes:
+def raw_input(request: EmbeddingRequest) -> bytes:
+    """The field `input` as it was sent; nothing if it was not."""
     return b"" if request.input is msgspec.UNSET else bytes(request.input)
-
-
-def inputs(request: EmbeddingRequest, encode: EncodeParts) -> Stages[list[Prompt]]:
-    """The inputs of a request, whatever form they have, in stages. Raises InvalidRequestError."""
-    return INPUTS.read(_raw_input(request), encode)

@@ -17,6 +17,7 @@ from quire.server.parsing.output_events import (
     TextDelta,
     ToolCallArguments,
     ToolCallBegin,
+    arguments_of,
 )
 from quire.tokenizer.detokenizer import Detokenizer
 from quire.tokenizer.tokenizer import Tokenizer
@@ -120,7 +121,10 @@ class OutputItems:
         yield event
 
     def close(self, status: Status) -> Iterator[replies.StreamEvent]:
-        """Complete the open item, with the answer's status: max_tokens may have cut it inside."""
+        """Complete the open item, with the answer's status: max_tokens may have cut it inside.
+
+        A call whose arguments are complete was not cut.
+        """
         if not self._is_open:
             return
         self._is_open = False
@@ -128,6 +132,8 @@ class OutputItems:
         item.status = status
         match item:
             case replies.OutputCall():
+                if arguments_of(item.arguments) is not None:
+                    item.status = "completed"
                 yield replies.ArgumentsDone(
                     item_id=item.id, output_index=index, name=item.name, arguments=item.arguments
                 )

@@ -9,9 +9,9 @@ from msgspec import UNSET, UnsetType
 
 from quire.core.request_output import CompletionOutput, RequestOutput
 from quire.errors import OverloadedError
-from quire.server.api.common.conversation import Conversation
-from quire.server.api.common.generation_job import Job
-from quire.server.api.common.logprob_formats import chat_logprobs, num_shown
+from quire.server.api.common.conversation import Conversation, counted
+from quire.server.api.common.generation_job import ReplyFormatter
+from quire.server.api.common.logprob_formats import num_shown
 from quire.server.api.common.usage import Usage
 from quire.server.api.openai import responses_reply as replies
 from quire.server.api.openai import responses_request
@@ -21,14 +21,12 @@ from quire.server.http.http_errors import ErrorReply
 from quire.tokenizer.tokenizer import Tokenizer
 
 
-class ResponsesFormatter:
+class ResponsesFormatter(ReplyFormatter):
     """The ReplyFormatter of /v1/responses, for one conversation.
 
     num_bytes: of its body and of the stored turns before it. keep: stores a response, in place of
     the started one in the background; raises OverloadedError if that failed.
     """
-
-    end_marker = b""
 
     def __init__(
         self,
@@ -46,7 +44,7 @@ class ResponsesFormatter:
         self._conversation = conversation
         self._request = request
         self._output = OutputItems()
-        self._tokens = _token_parts(conversation.job, tokenizer)
+        self._tokens: TokenParts | None = None  # of an answer with log-probabilities
         self._number = 0  # of the next event
         self._reason: str | None = None
         self._prompt: list[int] = []
@@ -67,7 +65,7 @@ class ResponsesFormatter:
             pass
         for _ in self._output.close(self._status):
             pass
-        return self._response(self._conversation.counted(usage))
+        return self._response(counted(usage, self._conversation))
 
     def chunks(self, _index_of_prompt: int, item: RequestOutput) -> Iterator[replies.StreamEvent]:
         """The stream events that one part of the answer makes."""
@@ -85,7 +83,7 @@ class ResponsesFormatter:
         """The last events of a complete stream."""
         for event in self._output.close(self._status):
             yield self._numbered(event)
-        response = self._response(self._conversation.counted(usage))
+        response = self._response(counted(usage, self._conversation))
         self.keep(response)
         if response.status == "incomplete":
             yield self._numbered(replies.Incomplete(response=response))
@@ -134,18 +132,15 @@ class ResponsesFormatter:
 
     def _read(self, output: CompletionOutput) -> Iterator[replies.StreamEvent]:
         self._answer += output.token_ids
+        if num_shown(self.job.sampling) is not None and self._tokens is None:
+            self._tokens = TokenParts(self._tokenizer, self.job.sampling, self._prompt)
         for part in [output] if self._tokens is None else self._tokens.of(output):
-            self._add_logprobs(part)
+            if (shown := self._conversation.logprobs(part, self._tokenizer)) is not None:
+                self._output.logprobs += shown.content
             for event in self._conversation.read(part):
                 yield from self._output.add(event)
         if output.finish_reason is not None:
             self._reason = output.finish_reason
-
-    def _add_logprobs(self, part: CompletionOutput) -> None:
-        if (count := num_shown(self.job.sampling)) is not None:
-            positions, as_ids = part.logprobs or [], self.job.spells_token_ids
-            shown = chat_logprobs(positions, part.token_ids, count, self._tokenizer, as_ids=as_ids)
-            self._output.logprobs += shown.content
 
     def _numbered(self, event: replies.StreamEvent) -> replies.StreamEvent:
         event.sequence_number = self._number
@@ -180,12 +175,3 @@ class ResponsesFormatter:
             input_messages=self._messages(self._prompt) if usage is not None else UNSET,
             output_messages=self._messages(self._answer) if usage is not None else UNSET,
         )
-
-
-def _token_parts(job: Job, tokenizer: Tokenizer) -> TokenParts | None:
-    """Splits the answer of a request for log-probabilities; None for any other."""
-    if num_shown(job.sampling) is None:
-        return None
-    (prompt,) = job.prompts
-    assert not isinstance(prompt, str), "a conversation's prompt is token ids"
-    return TokenParts(tokenizer, job.sampling, prompt)

@@ -67,7 +67,7 @@ class StoredResponsesRoutes:
         """The routes of all paths."""
         return [
             ApiRoute(
-                self.response,
+                self._response,
                 OpenApiEntry(_PATH, "A stored response.", reply=Response, errors=_ERRORS),
                 OpenApiEntry(
                     _PATH,
@@ -78,7 +78,7 @@ class StoredResponsesRoutes:
                 ),
             ),
             ApiRoute(
-                self.input_items,
+                partial(self._run, self._page),
                 OpenApiEntry(
                     f"{_PATH}/input_items",
                     "The input items of a stored response, earlier turns included.",
@@ -88,7 +88,7 @@ class StoredResponsesRoutes:
                 ),
             ),
             ApiRoute(
-                self.cancel,
+                partial(self._run, self._cancelled),
                 OpenApiEntry(
                     f"{_PATH}/cancel",
                     "Cancel a response that runs in the background.",
@@ -99,23 +99,14 @@ class StoredResponsesRoutes:
             ),
         ]
 
-    async def response(self, request: Request) -> HttpResponse:
-        """Handle GET and DELETE of a response."""
+    async def _response(self, request: Request) -> HttpResponse:
         if request.method == "DELETE":
-            return await self._run(request, self._deleted)
+            return await self._run(self._deleted, request)
         if request.query_params.get("stream") == "true":
             raise invalid_value("stream", "stored responses are not streamed; leave it out")
-        return await self._run(request, lambda request: self._found(request).reply)
+        return await self._run(lambda request: self._found(request).reply, request)
 
-    async def input_items(self, request: Request) -> HttpResponse:
-        """Handle GET of a response's input items."""
-        return await self._run(request, self._page)
-
-    async def cancel(self, request: Request) -> HttpResponse:
-        """Handle POST of a cancellation."""
-        return await self._run(request, self._cancelled)
-
-    async def _run(self, request: Request, body_of: Callable[[Request], bytes]) -> HttpResponse:
+    async def _run(self, body_of: Callable[[Request], bytes], request: Request) -> HttpResponse:
         """The answer with the body, made in a thread and admitted as requests without engine."""
         gate = self._gate
         with gate.admit_light(request.scope) as (deadline, ticket, _):
