@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import queue
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -17,6 +16,7 @@ from quire.core.messages import EngineMessage, StepOutput
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.engine_link import EngineListener
 from quire.errors import EngineError, QuireError
+from quire.processes import start_thread
 
 if TYPE_CHECKING:  # the thread imports it, and NumPy with it
     from quire.engine.core.engine_core import EngineCore
@@ -25,7 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 class ThreadLink:
-    """A link to an engine core that runs in a thread. Made on the event loop of its listener."""
+    """A link to an engine core that runs in a thread. Made on the event loop of its listener.
+
+    Raises OverloadedError where no thread can be started.
+    """
 
     client = "request"
     last_work = seconds_since_heartbeat = 0.0  # a thread has no status page
@@ -36,8 +39,7 @@ class ThreadLink:
         self._loop = asyncio.get_running_loop()
         self._started: Future[EngineInfo] = Future()
         self._inbox: queue.SimpleQueue[Sequence[EngineMessage] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, "quire-engine")
 
     async def started(self) -> EngineInfo:
         """Wait until the engine has started. Raises CheckpointError or ConfigError."""

@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import struct
-import threading
 from collections.abc import Callable
 from typing import Literal
 
@@ -22,7 +21,7 @@ from quire.config import EngineConfig
 from quire.engine.core.engine_info import EngineInfo
 from quire.errors import CheckpointError, ConfigError, EngineError, QuireError
 from quire.logs import LogOptions
-from quire.processes import die_with_parent
+from quire.processes import die_with_parent, start_thread
 
 MAX_CONTROL_BYTES = 1 << 20
 
@@ -253,10 +252,10 @@ class ParentConnection:
         return message
 
     def follow(self, on_message: Callable[[ControlMessage], None]) -> None:
-        """Receive messages in a thread from now on."""
+        """Receive messages in a thread from now on. Raises OverloadedError."""
 
         def run() -> None:
             while True:
                 on_message(self.receive())
 
-        threading.Thread(target=run, name="quire-parent", daemon=True).start()
+        start_thread(run, "quire-parent")
