@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import tempfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -244,6 +245,39 @@ def test_a_process_that_cannot_be_started_is_an_error_with_the_fix(
         asyncio.run(Child.spawn("module", ForgetClient(client="")))
 
 
+def spawning(
+    lives: list[list[ControlMessage] | None],
+) -> Callable[..., Awaitable[SimpleNamespace]]:
+    """Starts processes that send these messages and end; None: it starts none."""
+
+    async def spawn(*_: object, **__: object) -> SimpleNamespace:
+        if (messages := lives.pop(0)) is None:
+            raise SpawnError("no process can be started")
+        replies = [*messages, None]
+
+        async def receive() -> ControlMessage | None:
+            return replies.pop(0)
+
+        async def end() -> int:
+            return 1
+
+        return SimpleNamespace(receive=receive, end=end)
+
+    return spawn
+
+
+def worker() -> WorkerSupervisor:
+    """The supervisor of an API process, without a server."""
+    first = StartWorker(
+        client="0", settings=b"", listeners=[], memory=0, counters=0, metrics_folder="",
+        log=LogOptions(level="info", format="text"),
+    )  # fmt: skip
+    nothing = lambda *_: None  # noqa: E731
+    parent = SimpleNamespace(statuses=list, reachable=list, on_death=nothing, on_message=nothing)
+    heartbeats = SimpleNamespace(clear=nothing)
+    return WorkerSupervisor("", first, parent, heartbeats, 0, hang=0, load=0)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("lives", "error"),
     [
@@ -258,35 +292,31 @@ def test_an_api_process_that_cannot_start_is_tried_again(
     lives: list[list[ControlMessage] | None], error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = lives.copy()
-
-    async def spawn(*_: object, **__: object) -> SimpleNamespace:
-        if (messages := left.pop(0)) is None:
-            raise SpawnError("no process can be started")
-        replies = [*messages, None]
-
-        async def receive() -> ControlMessage | None:
-            return replies.pop(0)
-
-        async def end() -> int:
-            return 1
-
-        return SimpleNamespace(receive=receive, end=end)
-
-    first = StartWorker(
-        client="0", settings=b"", listeners=[], memory=0, counters=0, metrics_folder="",
-        log=LogOptions(level="info", format="text"),
-    )  # fmt: skip
+    monkeypatch.setattr(worker_supervisor.Child, "spawn", spawning(left))
+    monkeypatch.setattr(liveness, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
 
     async def keep() -> None:
-        nothing = lambda *_: None  # noqa: E731
-        parent = SimpleNamespace(
-            statuses=list, reachable=list, on_death=nothing, on_message=nothing
-        )
-        heartbeats = SimpleNamespace(clear=nothing)
-        await WorkerSupervisor("", first, parent, heartbeats, 0, hang=0, load=0).run()  # type: ignore[arg-type]
+        await worker().run()
 
-    monkeypatch.setattr(worker_supervisor.Child, "spawn", spawn)
-    monkeypatch.setattr(liveness, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
     with pytest.raises(QuireError, match=error):
         asyncio.run(keep())
     assert not left
+
+
+def test_an_api_process_that_has_died_is_not_started_again_to_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that shuts down meanwhile does not wait for the pause either."""
+    monkeypatch.setattr(worker_supervisor.Child, "spawn", spawning([[WorkerReady()]]))
+    monkeypatch.setattr(liveness, "BACKOFF_SECONDS", (60.0,) * MAX_DEATHS)
+
+    async def keep() -> None:
+        supervisor = worker()
+        task = asyncio.create_task(supervisor.run())
+        await supervisor.ready.wait()
+        while supervisor.client is not None:
+            await asyncio.sleep(0.01)
+        supervisor.leave()
+        await asyncio.wait_for(task, 10.0)
+
+    asyncio.run(keep())

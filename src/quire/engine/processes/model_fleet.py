@@ -39,7 +39,14 @@ from quire.engine.processes.fleet_model import (
 )
 from quire.engine.processes.liveness import NOTE_SECONDS, open_files
 from quire.engine.processes.server_supervisor import ServerSupervisor
-from quire.errors import CheckpointError, ConfigError, QualityGateError, QuireError, UserError
+from quire.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineError,
+    QualityGateError,
+    QuireError,
+    UserError,
+)
 from quire.hub import pinned
 from quire.processes import in_detached_thread
 
@@ -151,6 +158,10 @@ class ModelFleet:
             self._set_state(model, model.state)
         except QuireError as error:
             self._record_failure(model, error)
+        except Exception:  # requests wait for the outcome
+            logger.exception("model %s could not be loaded", model.plan.name)
+            text = "the model could not be loaded; the log says why"
+            self._record_failure(model, EngineError(text))
         finally:
             model.load = None
 

@@ -11,6 +11,7 @@ import itertools
 import logging
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Protocol
 
 import msgspec
@@ -73,7 +74,7 @@ class WorkerSupervisor:
         self._heartbeats, self._index = heartbeats, index
         self._hang, self._load = hang, load
         self._child: Child | None = None
-        self._is_leaving = False
+        self._leaving = asyncio.Event()
 
     def send(self, message: ControlMessage) -> None:
         """Send a message to the process, if there is one."""
@@ -82,7 +83,7 @@ class WorkerSupervisor:
 
     def leave(self) -> None:
         """Ask the process to end when its requests are done; `run` returns then."""
-        self._is_leaving = True
+        self._leaving.set()
         if self._child is not None:
             self._child.terminate()
 
@@ -97,14 +98,16 @@ class WorkerSupervisor:
             except SpawnError as error:
                 how = str(error)
             self._parent.on_death(client)
-            if self._is_leaving:
+            if self._leaving.is_set():
                 return
             logger.error("API process %s ended (%s)", client, how)
             deaths.add(was_steady=time.monotonic() - begin > liveness.STEADY_SECONDS)
             if deaths.are_too_many:
                 text = f"an API process died {deaths.in_a_row} times in a row; the log says how"
                 raise EngineError(text)
-            await asyncio.sleep(deaths.pause)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), deaths.pause)
+                return
 
     async def _run_once(self, client: str) -> str:
         """Run one process to its end; returns how it ended."""
@@ -119,7 +122,7 @@ class WorkerSupervisor:
         for up in self._parent.reachable():
             child.send(up)
         self._child, self.client = child, client
-        if self._is_leaving:
+        if self._leaving.is_set():
             child.terminate()
         watch = asyncio.create_task(self._watch(child, client))
         try:
