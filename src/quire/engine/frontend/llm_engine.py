@@ -131,8 +131,7 @@ class LLMEngine(ModelOwner, LoadedModel):
         check_level(level)  # before anything is dropped
         refuse_unknown(options)
         self._check_caller()
-        if self._engine is not None:
-            self._drop_all()
+        self._drop_all()
         super().sleep(level)
 
     @contextmanager
@@ -150,7 +149,8 @@ class LLMEngine(ModelOwner, LoadedModel):
         self._names.clear()
         self._items.clear()
         self._failures.clear()
-        self._awake().drop(requests, self._outputs)
+        if self._engine is not None:
+            self._engine.drop(requests, self._outputs)
         self._outputs = OutputProcessor(self.tokenizer, RequestMetrics())
 
     def _drop_items(self, request_ids: Sequence[str]) -> None:
