@@ -55,7 +55,8 @@ MESSAGES: list[ControlMessage] = [
     StartFailed(kind="ConfigError", message="no"),
     ForgetClient(client="0"),
     StartWorker(
-        client="0",
+        row=0,
+        client="0.1",
         settings=b"\x80",
         models=[CONDITION],
         listeners=[3],

@@ -41,7 +41,7 @@ from quire.engine.processes.status_page import StatusPage
 from quire.engine.processes.worker_supervisor import WorkerSupervisor
 from quire.errors import EngineError, QuireError
 from quire.logs import LogOptions
-from quire.shared_memory import PAGE_BYTES, clear_page
+from quire.shared_memory import PAGE_BYTES, clear_page, create_shared_memory
 
 
 class Mortal:
@@ -152,8 +152,8 @@ def test_an_engine_that_is_stopped_leaves_no_files_and_no_memory(
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(engine_supervisor.Child, "spawn", spawn)
-    # one page for heartbeats of API processes, two for the model's engines in turn
-    assert asyncio.run(load_and_unload()) == 3 * PAGE_BYTES
+    # for the model's engines in turn
+    assert asyncio.run(load_and_unload()) == 2 * PAGE_BYTES
     assert counts == [1, 0] * 5
 
 
@@ -218,7 +218,7 @@ def test_a_server_without_shared_memory_says_so_and_leaves_no_folder(
 
     async def enter() -> None:
         settings = ServerSupervisorSettings(
-            worker_module="", worker_settings=b"", num_workers=0, hang_timeout=0.0,
+            worker_module="", worker_settings=b"", num_workers=1, hang_timeout=0.0,
             load_timeout=0.0, log=LogOptions(level="info", format="text"),
         )  # fmt: skip
         async with ServerSupervisor(settings, []):
@@ -269,13 +269,12 @@ def spawning(
 def worker() -> WorkerSupervisor:
     """The supervisor of an API process, without a server."""
     first = StartWorker(
-        client="0", settings=b"", listeners=[], memory=0, counters=0, metrics_folder="",
-        log=LogOptions(level="info", format="text"),
+        row=0, settings=b"", listeners=[], memory=create_shared_memory(), counters=0,
+        metrics_folder="", log=LogOptions(level="info", format="text"),
     )  # fmt: skip
     nothing = lambda *_: None  # noqa: E731
     parent = SimpleNamespace(statuses=list, reachable=list, on_death=nothing, on_message=nothing)
-    heartbeats = SimpleNamespace(clear=nothing)
-    return WorkerSupervisor("", first, parent, heartbeats, 0, hang=0, load=0)  # type: ignore[arg-type]
+    return WorkerSupervisor("", first, parent, hang=0, load=0)
 
 
 @pytest.mark.parametrize(

@@ -136,13 +136,15 @@ class ModelReleased(msgspec.Struct, frozen=True, kw_only=True, tag="model_releas
 class StartWorker(msgspec.Struct, frozen=True, kw_only=True, tag="start_worker"):
     """Message to an API process: serve HTTP.
 
-    client: its name towards engines. settings: the server's, as msgpack. listeners, admin: file
-    descriptors of the listening sockets, public and (for one process) of the admin endpoints.
-    memory, counters: those of shared memory, for pages and for what is in flight. metrics_folder:
+    row: its number among the API processes, of its status page and its counters. client: its name
+    towards engines. settings: the server's, as msgpack. listeners, admin: file descriptors of the
+    listening sockets, public and (for one process) of the admin endpoints. memory, counters: those
+    of shared memory, for pages and for what is in flight. metrics_folder:
     shared by all API processes. models: the first is the default.
     """
 
-    client: str
+    row: int
+    client: str = ""
     settings: bytes
     models: list[ModelStatus] = []
     listeners: list[int]
@@ -251,7 +253,7 @@ class ParentConnection:
             os._exit(1)  # the parent is gone; not exit(), as other threads may hang
         return message
 
-    def follow(self, on_message: Callable[[ControlMessage], None]) -> None:
+    def follow(self, on_message: Callable[[ControlMessage], object]) -> None:
         """Receive messages in a thread from now on. Raises OverloadedError."""
 
         def run() -> None:

@@ -27,8 +27,6 @@ from quire.engine.processes.control_channel import (
 from quire.engine.processes.engine_supervisor import EngineProcessSettings, EngineSupervisor
 from quire.engine.processes.orphans import reap_forever
 from quire.engine.processes.private_folder import private_folder
-from quire.engine.processes.worker_heartbeats import PAGE as HEARTBEATS_PAGE
-from quire.engine.processes.worker_heartbeats import WorkerHeartbeats
 from quire.engine.processes.worker_supervisor import WorkerParent, WorkerSupervisor
 from quire.errors import EngineError
 from quire.logs import LogOptions
@@ -84,7 +82,8 @@ class ServerSupervisor:
             self._folder = opened.enter_context(private_folder())
             try:
                 self._memory, self._counters = (_shared_memory(opened) for _ in range(2))
-                clear_page(self._memory, HEARTBEATS_PAGE)
+                for row in range(self._settings.num_workers):
+                    clear_page(self._memory, row)
             except OSError as error:
                 text = f"there is no shared memory for processes ({error}); free some memory"
                 raise EngineError(text) from error
@@ -151,11 +150,11 @@ class ServerSupervisor:
         """
         assert name not in self._engines
         first_epoch, num_restarts = self._past.get(name, (0, 0))
-        last = HEARTBEATS_PAGE + 2 * len(self._pages)
+        first = self._settings.num_workers + 2 * len(self._pages)
         settings = EngineProcessSettings(
             folder=self._folder,
             memory=self._memory,
-            pages=self._pages.setdefault(name, (last + 1, last + 2)),
+            pages=self._pages.setdefault(name, (first, first + 1)),
             number=self._num_engines,
             first_epoch=first_epoch,
             num_restarts=num_restarts,
@@ -203,22 +202,19 @@ class ServerSupervisor:
     def start_workers(self, parent: WorkerParent) -> None:
         """Start the API processes and keep them running. parent: see `WorkerParent`."""
         admin = None if self._admin is None else self._admin.fileno()
-        heartbeats = WorkerHeartbeats(self._memory)
         limits = self._settings.hang_timeout, self._settings.load_timeout
-        for index in range(self._settings.num_workers):
+        for row in range(self._settings.num_workers):
             first = StartWorker(
-                client=str(index),
+                row=row,
                 settings=self._settings.worker_settings,
                 listeners=[listener.fileno() for listener in self._listeners],
-                admin=admin if index == 0 else None,
+                admin=admin if row == 0 else None,
                 memory=self._memory,
                 counters=self._counters,
                 metrics_folder=str(self._folder),
                 log=self._settings.log,
             )
-            worker = WorkerSupervisor(
-                self._settings.worker_module, first, parent, heartbeats, index, *limits
-            )
+            worker = WorkerSupervisor(self._settings.worker_module, first, parent, *limits)
             self._workers.append(worker)
             self._supervise(worker, self.fail)
 
