@@ -169,22 +169,22 @@ class EngineFrontends:
         """Connect an engine for the first time; a thread reads its tokenizer."""
         try:
             tokenizer = await asyncio.to_thread(load_tokenizer, up.config)
+            if not link.is_alive:  # the engine has ended meanwhile; another one is reported anew
+                self._links.pop(up.name)
+                return
+            info = self._ups[up.name].info  # another process may have replaced the first
+            engine = AsyncEngine(link, tokenizer, info, up.config.model.seed)
+            self.loader.attach(up.name, engine)
         except Exception as error:  # else the model would stay "loading"
             failed = StartFailed.by(error)
             if not isinstance(error, QuireError):
-                logger.exception("the tokenizer of %s cannot be read", up.name)
+                logger.exception("model %s cannot be used", up.name)
             if self.loader.models.entry(up.name).status.at_start:
                 self._send(failed)
             else:
                 await self._links.pop(up.name).close()
                 self.loader.give_up(up.name, failed.message)
             return
-        if not link.is_alive:  # the engine has ended meanwhile; another one is reported anew
-            self._links.pop(up.name)
-            return
-        info = self._ups[up.name].info  # another process may have replaced the first
-        engine = AsyncEngine(link, tokenizer, info, up.config.model.seed)
-        self.loader.attach(up.name, engine)
         self._check_complete()
 
     def _check_complete(self) -> None:
