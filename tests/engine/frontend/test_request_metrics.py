@@ -56,7 +56,7 @@ def test_the_longest_of_several_answers_counts_once() -> None:
     assert metrics.num_cached_tokens == 4
 
 
-def test_what_was_computed_of_aborted_requests_is_what_the_engine_has_told() -> None:
+def test_what_was_computed_of_aborted_requests_is_what_the_engine_has_reported() -> None:
     metrics = RequestMetrics()
     for timing in (None, RequestTiming(100.1), RequestTiming(100.1, 100.2, 100.5)):
         (times,) = sent(metrics)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from supervised import process_settings
+from supervised import supervisor_of
 
 from quire.config import EngineConfig
 from quire.core.request_limits import RequestLimits
@@ -34,7 +34,6 @@ from quire.engine.processes.control_channel import (
     StartWorker,
     WorkerReady,
 )
-from quire.engine.processes.engine_supervisor import EngineSupervisor
 from quire.engine.processes.liveness import MAX_DEATHS
 from quire.engine.processes.server_supervisor import ServerSupervisor, ServerSupervisorSettings
 from quire.engine.processes.status_page import StatusPage
@@ -110,7 +109,7 @@ def test_an_engine_that_is_of_no_use_is_given_up(
             if isinstance(message, EngineDown):
                 last_used.append(supervisor.last_used)
 
-        supervisor = EngineSupervisor("m", EngineConfig(), process_settings(tmp_path), note)
+        supervisor = supervisor_of(tmp_path, note)
         await supervisor.run()
 
     monkeypatch.setattr(engine_supervisor.Child, "spawn", spawn)
@@ -165,7 +164,7 @@ async def supervise_two_starts(folder: Path, ups: list[EngineUp]) -> None:
         if len(ups) == 2:
             task.cancel()
 
-    supervisor = EngineSupervisor("m", EngineConfig(), process_settings(folder), note)
+    supervisor = supervisor_of(folder, note)
     task = asyncio.create_task(supervisor.run())
     await task
 

@@ -10,12 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from supervised import process_settings
+from supervised import supervisor_of
 
-from quire.config import EngineConfig
 from quire.engine.processes import engine_supervisor
 from quire.engine.processes.control_channel import StartWorker
-from quire.engine.processes.engine_supervisor import EngineSupervisor
 from quire.engine.processes.worker_supervisor import WorkerSupervisor
 from quire.errors import EngineError
 from quire.logs import LogOptions
@@ -37,11 +35,10 @@ def run_engine(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> No
     (folder / f"{MODULE}.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setattr(engine_supervisor, "ENGINE_MODULE", MODULE)
-    settings = process_settings(folder, load=LIMIT)
 
     async def run() -> None:
         async with asyncio.timeout(30.0):
-            await EngineSupervisor("m", EngineConfig(), settings, lambda _: None).run()
+            await supervisor_of(folder, load=LIMIT).run()
 
     asyncio.run(run())
 

@@ -449,7 +449,7 @@ def test_a_late_reply_does_not_answer_the_next_question(monkeypatch: pytest.Monk
     asyncio.run(run())
 
 
-def test_requests_do_not_wait_for_a_model_that_fails_to_load_in_a_way_nobody_foresaw(
+def test_requests_do_not_wait_for_a_model_whose_load_fails_unexpectedly(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_config: EngineConfig, _limit: int | None) -> None:

@@ -44,7 +44,7 @@ class StartEngine(msgspec.Struct, frozen=True, kw_only=True, tag="start_engine")
     num_restarts: int = 0
     address: str
     memory: int
-    page: int
+    page: int = 0
     log: LogOptions
 
 

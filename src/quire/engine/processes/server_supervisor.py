@@ -22,9 +22,10 @@ from quire.engine.processes.control_channel import (
     EngineDown,
     EngineUp,
     ForgetClient,
+    StartEngine,
     StartWorker,
 )
-from quire.engine.processes.engine_supervisor import EngineProcessSettings, EngineSupervisor
+from quire.engine.processes.engine_supervisor import SOCKET, EngineSupervisor
 from quire.engine.processes.orphans import reap_forever
 from quire.engine.processes.private_folder import private_folder
 from quire.engine.processes.worker_supervisor import WorkerParent, WorkerSupervisor
@@ -149,21 +150,21 @@ class ServerSupervisor:
         on_end: called with the error if it cannot be started or kept running.
         """
         assert name not in self._engines
-        first_epoch, num_restarts = self._past.get(name, (0, 0))
-        first = self._settings.num_workers + 2 * len(self._pages)
-        settings = EngineProcessSettings(
-            folder=self._folder,
-            memory=self._memory,
-            pages=self._pages.setdefault(name, (first, first + 1)),
-            number=self._num_engines,
-            first_epoch=first_epoch,
+        epoch, num_restarts = self._past.get(name, (0, 0))
+        page = self._settings.num_workers + 2 * len(self._pages)
+        first = StartEngine(
+            config=config,
+            epoch=epoch,
             num_restarts=num_restarts,
-            hang=self._settings.hang_timeout,
-            load=self._settings.load_timeout,
+            address=f"{SOCKET}{self._folder}/engine-{self._num_engines}",
+            memory=self._memory,
             log=self._settings.log,
         )
         self._num_engines += 1
-        engine = self._engines[name] = EngineSupervisor(name, config, settings, self.broadcast)
+        pages = self._pages.setdefault(name, (page, page + 1))
+        limits = self._settings.hang_timeout, self._settings.load_timeout
+        engine = EngineSupervisor(name, first, pages, self.broadcast, *limits)
+        self._engines[name] = engine
 
         def end(error: BaseException) -> None:
             self._forget_engine(engine)
