@@ -315,6 +315,7 @@ def test_an_api_process_that_has_died_is_not_started_again_to_leave(
         while supervisor.client is not None:
             await asyncio.sleep(0.01)
         supervisor.leave()
-        await asyncio.wait_for(task, 10.0)
+        async with asyncio.timeout(10.0):
+            await task
 
     asyncio.run(keep())

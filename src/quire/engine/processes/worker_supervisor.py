@@ -105,8 +105,9 @@ class WorkerSupervisor:
                 text = f"an API process died {deaths.in_a_row} times in a row; the log says how"
                 raise EngineError(text)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._leaving.wait(), deaths.pause)
-                return
+                async with asyncio.timeout(deaths.pause):
+                    await self._leaving.wait()
+                    return
 
     async def _run_once(self, client: str) -> str:
         """Run one process to its end; returns how it ended."""
