@@ -283,6 +283,6 @@ def test_a_front_goes_on_whatever_its_engine_says(front: Front, frame: bytes) ->
 
 def test_a_front_counts_what_makes_no_sense(front: Front) -> None:
     bad = [DEEP[0], DEEP[1], *LIARS, b"", FROM_ENGINE[0][:-1], FROM_ENGINE[0] + b"\0"]
-    before = front.link.num_bad_frames
+    before = front.link._connection.num_bad_frames
     assert front.ask(*bad) == ("end", [7])
-    assert front.link.num_bad_frames == before + len(bad)
+    assert front.link._connection.num_bad_frames == before + len(bad)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from quire.config import EngineConfig
 from quire.core.messages import EngineMessage, StepOutput
 from quire.engine.core.engine_info import EngineInfo
-from quire.engine.frontend.engine_link import EngineListener
+from quire.engine.frontend.request_tracker import RequestTracker
 from quire.errors import EngineError, QuireError
 from quire.processes import start_thread
 
@@ -35,7 +35,7 @@ class ThreadLink:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._listener: EngineListener | None = None
+        self._listener: RequestTracker | None = None
         self._loop = asyncio.get_running_loop()
         self._started: Future[EngineInfo] = Future()
         self._inbox: queue.SimpleQueue[Sequence[EngineMessage] | None] = queue.SimpleQueue()
@@ -50,8 +50,8 @@ class ThreadLink:
         """Whether the engine's loop is running."""
         return self._thread.is_alive()
 
-    def attach(self, listener: EngineListener) -> None:
-        """Send outputs and state changes to this listener from now on."""
+    def attach(self, listener: RequestTracker) -> None:
+        """See `EngineLink`."""
         self._listener = listener
 
     def send(self, messages: Sequence[EngineMessage]) -> Mapping[str, QuireError]:
@@ -97,7 +97,7 @@ class ThreadLink:
                     core.handle(message)
             self._on_loop(partial(_deliver, core.step()))
 
-    def _on_loop(self, call: Callable[[EngineListener], None]) -> None:
+    def _on_loop(self, call: Callable[[RequestTracker], None]) -> None:
         """Call the listener on its event loop; without effect once that is closed."""
 
         def run() -> None:
@@ -108,5 +108,5 @@ class ThreadLink:
             self._loop.call_soon_threadsafe(run)
 
 
-def _deliver(step: StepOutput, listener: EngineListener) -> None:
+def _deliver(step: StepOutput, listener: RequestTracker) -> None:
     listener.on_step(step)
