@@ -281,15 +281,12 @@ class OutputProcessor:
 
     def _take_output(self, request: _RequestState) -> RequestOutput:
         changed, request.changed = request.changed, {}
-        parts = list(changed.values())
-        if len(parts) > 1:
-            parts = [part for _, part in sorted(changed.items())]
         prepared = request.prepared
         return RequestOutput(
             request_id=prepared.request_id,
             prompt=prepared.prompt,
             prompt_token_ids=prepared.prompt_token_ids,
-            outputs=parts,
+            outputs=[changed[index] for index in sorted(changed)],
             times=request.times,
             prompt_logprobs=request.prompt_logprobs,
             num_cached_tokens=request.num_cached_tokens,

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
-from quire.core.messages import EngineMessage, StepOutput
+from quire.core.messages import EngineMessage
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.request_tracker import RequestTracker
 from quire.errors import EngineError, QuireError
@@ -95,7 +95,7 @@ class ThreadLink:
                     return
                 for message in messages:
                     core.handle(message)
-            self._on_loop(partial(_deliver, core.step()))
+            self._on_loop(partial(RequestTracker.on_step, step=core.step()))
 
     def _on_loop(self, call: Callable[[RequestTracker], None]) -> None:
         """Call the listener on its event loop; without effect once that is closed."""
@@ -106,7 +106,3 @@ class ThreadLink:
 
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(run)
-
-
-def _deliver(step: StepOutput, listener: RequestTracker) -> None:
-    listener.on_step(step)
