@@ -26,7 +26,6 @@ from quire.engine.processes.control_channel import (
     EngineDown,
     EngineStarted,
     EngineUp,
-    ForgetClient,
     LoadModel,
     ModelReleased,
     ModelStatus,
@@ -53,7 +52,6 @@ MESSAGES: list[ControlMessage] = [
     StartEngine(config=CONFIG, epoch=1, address="a", memory=4, page=1, log=LOG),
     EngineStarted(info=INFO),
     StartFailed(kind="ConfigError", message="no"),
-    ForgetClient(client="0"),
     StartWorker(
         row=0,
         client="0.1",

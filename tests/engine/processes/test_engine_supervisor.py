@@ -28,7 +28,6 @@ from quire.engine.processes.control_channel import (
     EngineDown,
     EngineStarted,
     EngineUp,
-    ForgetClient,
     StartEngine,
     StartFailed,
     StartWorker,
@@ -241,7 +240,7 @@ def test_a_process_that_cannot_be_started_is_an_error_with_the_fix(
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
     with pytest.raises(SpawnError, match=r"temporarily unavailable.*raise their limits"):
-        asyncio.run(Child.spawn("module", ForgetClient(client="")))
+        asyncio.run(Child.spawn("module", WorkerReady()))
 
 
 def spawning(

@@ -71,12 +71,6 @@ class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag="start_failed")
         return _ERRORS.get(self.kind, EngineError)(self.message)
 
 
-class ForgetClient(msgspec.Struct, frozen=True, kw_only=True, tag="forget_client"):
-    """To an engine process: this client has died; abort its requests."""
-
-    client: str
-
-
 ModelState = Literal["unloaded", "loading", "loaded", "unloading"]
 
 
@@ -187,7 +181,6 @@ ControlMessage = (
     StartEngine
     | EngineStarted
     | StartFailed
-    | ForgetClient
     | StartWorker
     | WorkerReady
     | EngineUp

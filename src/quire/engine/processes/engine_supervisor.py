@@ -69,7 +69,6 @@ class EngineSupervisor:
         self._first, self._pages = first, pages
         self._on_change = on_change
         self._hang, self._load = hang, load
-        self._child: Child | None = None
         self._page: StatusPage | None = None
         self._last_used = time.monotonic()  # by earlier processes
         self.epoch = first.epoch  # of the current process, or of the next
@@ -79,11 +78,6 @@ class EngineSupervisor:
     def last_used(self) -> float:
         """When it last had work, or was started, in monotonic seconds."""
         return max(self._last_used, 0.0 if self._page is None else self._page.last_work)
-
-    def send(self, message: ControlMessage) -> None:
-        """Send a message to the process, if there is one."""
-        if self._child is not None:
-            self._child.send(message)
 
     async def run(self) -> None:
         """Keep the engine process running until cancelled.
@@ -133,7 +127,7 @@ class EngineSupervisor:
         except OSError as error:
             text = f"there is no shared memory for an engine ({error}); free some memory"
             raise SpawnError(text) from error
-        child = self._child = await Child.spawn(ENGINE_MODULE, first, pass_fds=(first.memory,))
+        child = await Child.spawn(ENGINE_MODULE, first, pass_fds=(first.memory,))
         self._page, cause = page, DeathCause()
         begin = math.inf
         try:
@@ -147,7 +141,6 @@ class EngineSupervisor:
                     raise reply.as_error()
                 logger.error("the engine could not start: %s", reply.message)
         finally:
-            self._child = None
             status = await child.end()
             Path(first.address.removeprefix(SOCKET)).unlink(missing_ok=True)
             # not by steps alone: a fault at the first large batch comes after some steps

@@ -135,7 +135,6 @@ class ModelFleet:
 
     def on_death(self, client: str) -> None:
         """Handle the death of an API process: it uses no model any more."""
-        self._supervisor.forget_client(client)
         for model in self._models.values():
             model.record_consent(client, agreed=True)
 

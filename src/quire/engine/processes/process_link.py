@@ -69,7 +69,7 @@ class ProcessLink:
             self._listener.on_up(info)
 
     async def close(self) -> None:
-        """Disconnect; the supervisor has the engine forget this client."""
+        """Disconnect; the engine aborts what it still runs for this client."""
         self._disconnect()
 
     def _connect(self, address: str, page: StatusPage) -> None:

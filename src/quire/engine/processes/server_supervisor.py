@@ -21,7 +21,6 @@ from quire.engine.processes.control_channel import (
     ControlMessage,
     EngineDown,
     EngineUp,
-    ForgetClient,
     StartEngine,
     StartWorker,
 )
@@ -236,11 +235,6 @@ class ServerSupervisor:
     def reachable(self) -> list[EngineUp]:
         """The engines that accept requests."""
         return [engine.up for engine in self._engines.values() if engine.up is not None]
-
-    def forget_client(self, client: str) -> None:
-        """Tell all engines that an API process has died, so that they abort its requests."""
-        for engine in self._engines.values():
-            engine.send(ForgetClient(client=client))
 
     # ------------------------------------------------------------------ tasks
 
