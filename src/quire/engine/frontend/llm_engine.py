@@ -16,9 +16,9 @@ from quire.engine.core.deferred_interrupt import DeferredInterrupt
 from quire.engine.frontend.input_processor import PreparedRequest
 from quire.engine.frontend.loaded_model import LoadedModel
 from quire.engine.frontend.output_processor import OutputProcessor, Processed
+from quire.engine.frontend.output_queue import StreamedItems, streamed_items
 from quire.engine.frontend.prompt_options import EncodingOptions, read_one_call, refuse_unknown
 from quire.engine.frontend.request_metrics import RequestMetrics
-from quire.engine.frontend.streamed_items import StreamedItems, streamed_items
 from quire.engine.startup.resolved_config import check_files
 from quire.errors import QuireError, invalid_value
 from quire.tokenizer.load_tokenizer import load_tokenizer
