@@ -14,6 +14,9 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import faster_interpreter
@@ -69,6 +72,24 @@ def pytest_configure(config: pytest.Config) -> None:
 def _no_writer_of_an_earlier_test() -> None:
     """Its lines in the log would be taken for this test's."""
     wait_for_prepared_files()
+
+
+@pytest.fixture
+def no_thread_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[], AbstractContextManager[None]]:
+    """Makes contexts in which the system starts no thread."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            yield
+
+    return context
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,6 +24,7 @@ from quire.background import (
     lower_priority,
 )
 from quire.errors import OverloadedError
+from quire.processes import start_thread
 from quire.tokenizer.encoder import Encoder
 from quire.tokenizer.pattern_check import QUICK_CHARS
 
@@ -90,19 +93,16 @@ def test_a_module_is_imported_behind_others_and_runs_beside_them(
 
 
 def test_where_no_thread_can_be_started_work_waits_for_one_or_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
+    no_thread_left: Callable[[], AbstractContextManager[None]],
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
     threads, done, may_end = LazyThreads(2, "test"), list[str](), threading.Event()
-    with monkeypatch.context() as none_left:
-        none_left.setattr(threading.Thread, "start", refuse)
+    with no_thread_left():
+        with pytest.raises(OverloadedError, match="no thread could be started"):
+            start_thread(may_end.set, "test")
         with pytest.raises(OverloadedError, match="no thread could be started"):
             threads.submit(done.append, "refused")
     first = threads.submit(may_end.wait, 60)
-    with monkeypatch.context() as none_left:
-        none_left.setattr(threading.Thread, "start", refuse)
+    with no_thread_left():
         second = threads.submit(done.append, "later")
     may_end.set()
     assert first.result(60)

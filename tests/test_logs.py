@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -84,15 +86,13 @@ def line(level: int, text: str) -> logging.LogRecord:
     return logging.LogRecord("quire.x", level, "f.py", 1, text, None, None)
 
 
-def test_lines_wait_until_a_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
+def test_lines_wait_until_a_thread_can_be_started(
+    no_thread_left: Callable[[], AbstractContextManager[None]],
+) -> None:
     reader = Reader()
     reader.is_open.set()
     handler = handler_of(reader)
-    with monkeypatch.context() as none_left:
-        none_left.setattr(threading.Thread, "start", refuse)
+    with no_thread_left():
         handler.handle(line(logging.INFO, "first"))
     handler.handle(line(logging.INFO, "second"))
     handler.flush()

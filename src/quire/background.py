@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 
-from quire.errors import OverloadedError
+from quire.processes import no_thread
 
 MODULE = "quire.background"
 # Where all cores are busy, work in the background gets a tenth of the time of other work.
@@ -119,14 +119,6 @@ class BackgroundThreads(LazyThreads):
 
     def __init__(self, num_threads: int, name: str) -> None:
         super().__init__(num_threads, name, partial(setattr, _here, "is_background", True))
-
-
-def no_thread() -> OverloadedError:
-    """The error of work for which no thread can be started."""
-    return OverloadedError(
-        "no thread could be started; send the request again later, or raise the server's limit of "
-        "threads"
-    )
 
 
 def is_background() -> bool:

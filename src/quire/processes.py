@@ -1,4 +1,4 @@
-"""Other processes of this machine, and the end of this one."""
+"""Other processes of this machine, the threads of this one, and its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, OverloadedError
 
 T = TypeVar("T")
 
@@ -92,8 +92,29 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def start_thread(work: Callable[[], object], name: str) -> threading.Thread:
+    """Start a thread that does not keep the process alive. Raises OverloadedError."""
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        raise no_thread() from None
+    return thread
+
+
+def no_thread() -> OverloadedError:
+    """The error of work for which no thread can be started."""
+    return OverloadedError(
+        "no thread could be started; send the request again later, or raise the server's limit of "
+        "threads"
+    )
+
+
 async def in_detached_thread(work: Callable[[], T]) -> T:
-    """The result of work, such as a download, that may be left behind when this process ends."""
+    """The result of work, such as a download, that may be left behind when this process ends.
+
+    Raises OverloadedError where no thread can be started.
+    """
     import asyncio  # takes a while
     from concurrent.futures import Future
 
@@ -106,7 +127,7 @@ async def in_detached_thread(work: Callable[[], T]) -> T:
         except BaseException as failure:  # raised where it is awaited
             done.set_exception(failure)
 
-    threading.Thread(target=run, name=_DETACHED, daemon=True).start()
+    start_thread(run, _DETACHED)
     return await asyncio.wrap_future(done)
 
 

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -305,6 +306,25 @@ def test_requests_are_checked_by_the_limits_of_the_engine_that_woke_up(
         inputs.set_limits(replace(llm.info.limits, vocab_size=3))
         (request,) = inputs.prepare("a", [1], bad_words).messages
         assert request.bad_words_ids == [], "ids that the model does not have"
+
+
+def test_a_close_does_not_wait_for_the_call_of_another_thread() -> None:
+    llm = LLM(dtype="float32", threads=1, num_blocks=64)
+    params = SamplingParams(max_tokens=900, ignore_eos=True)
+    runs, errors = threading.Event(), list[Exception]()
+
+    def ask() -> None:
+        try:
+            llm.generate("A list is", params, on_output=lambda _: runs.set())
+        except ConfigError as error:
+            errors.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert runs.wait(60)
+    llm.close()
+    asking.join(60)
+    assert ["closed" in str(error) for error in errors] == [True]
 
 
 def test_an_interrupted_close_has_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,8 @@ from quire.core.messages import (
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.async_engine import AsyncEngine
-from quire.engine.frontend.engine_link import EngineListener
 from quire.engine.frontend.input_processor import InputProcessor
+from quire.engine.frontend.request_tracker import RequestTracker
 from quire.engine.startup.null_engine import start_null_engine
 from quire.errors import ContextLengthError, EngineError, InvalidRequestError, QuireError
 from quire.hub import tokenizer_folder
@@ -47,7 +47,7 @@ class EagerLink:
         self._steps = list(steps)
         self.sent: list[list[EngineMessage]] = []
 
-    def attach(self, listener: EngineListener) -> None:
+    def attach(self, listener: RequestTracker) -> None:
         self.listener = listener
 
     def send(self, messages: Sequence[EngineMessage]) -> dict[str, QuireError]:

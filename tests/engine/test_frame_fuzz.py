@@ -6,7 +6,6 @@ import asyncio
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import msgspec
@@ -31,7 +30,6 @@ from quire.core.messages import (
 )
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.async_engine import AsyncEngine
-from quire.engine.processes.control_channel import ForgetClient
 from quire.engine.processes.engine_process import EngineProcess
 from quire.engine.processes.ipc import EngineSocket
 from quire.engine.processes.process_link import ProcessLink
@@ -127,9 +125,9 @@ class Engine:
         memory = create_shared_memory()
         clear_page(memory, 0)
         self.core, _ = start_null_engine(CONFIG)
-        self.socket, self._orders = EngineSocket(f"ipc://{folder}/engine"), SimpleQueue[Any]()
+        self.socket = EngineSocket(f"ipc://{folder}/engine")
         page = StatusPage(memory, 0, writable=True)
-        self._process = EngineProcess(self.core, self.socket, page, self._orders)
+        self._process = EngineProcess(self.core, self.socket, page)
         self._context = zmq.Context()
         self.client = self._context.socket(zmq.DEALER)
         self.client.setsockopt(zmq.IDENTITY, b"front")
@@ -156,7 +154,8 @@ class Engine:
 
     def forget(self) -> None:
         """Abort all that the client has asked for."""
-        self._orders.put(ForgetClient(client="front"))
+        unfinished = self._process._clients.forget(b"front")
+        self.core.handle(AbortRequests(request_ids=unfinished))
         self._process.run_once(0.0)
 
     def close(self) -> None:
@@ -283,6 +282,6 @@ def test_a_front_goes_on_whatever_its_engine_says(front: Front, frame: bytes) ->
 
 def test_a_front_counts_what_makes_no_sense(front: Front) -> None:
     bad = [DEEP[0], DEEP[1], *LIARS, b"", FROM_ENGINE[0][:-1], FROM_ENGINE[0] + b"\0"]
-    before = front.link.num_bad_frames
+    before = front.link._connection.num_bad_frames
     assert front.ask(*bad) == ("end", [7])
-    assert front.link.num_bad_frames == before + len(bad)
+    assert front.link._connection.num_bad_frames == before + len(bad)

@@ -15,7 +15,7 @@ from quire.core.messages import AddRequest
 from quire.core.sampling_params import SamplingParams
 from quire.engine.processes import engine_supervisor, status_page
 from quire.engine.processes.control_channel import EngineStarted, StartEngine
-from quire.engine.processes.engine_supervisor import EngineProcessSettings, EngineSupervisor
+from quire.engine.processes.engine_supervisor import EngineSupervisor
 from quire.engine.processes.status_page import StatusPage
 from quire.engine.startup.start_engine import start_engine
 from quire.kernels.cpu import native
@@ -154,12 +154,11 @@ def test_the_supervisor_ends_a_process_without_heartbeat(
         return children[-1]
 
     async def keep() -> None:
-        log = LogOptions(level="info", format="text")
-        settings = EngineProcessSettings(
-            folder=tmp_path, memory=create_shared_memory(), pages=(1, 2),
-            number=0, first_epoch=0, hang=hang, load=0, log=log,
+        first = StartEngine(
+            config=EngineConfig(), epoch=0, address=f"ipc://{tmp_path}/engine",
+            memory=create_shared_memory(), log=LogOptions(level="info", format="text"),
         )  # fmt: skip
-        supervisor = EngineSupervisor("m", EngineConfig(), settings, lambda _: None)
+        supervisor = EngineSupervisor("m", first, (1, 2), lambda _: None, hang, load=0)
         task = asyncio.create_task(supervisor.run())
         await ended.wait()
         task.cancel()

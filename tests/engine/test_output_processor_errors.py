@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from quire.core.messages import AddRequest, ErrorKind, RequestDelta, RequestTiming
@@ -29,12 +31,14 @@ class Wordless:
         return Pieces(lambda _: b"")
 
 
-def with_request() -> OutputProcessor:
+def with_request(arrival: float = 0.0, queue_timeout: float | None = None) -> OutputProcessor:
     """An output processor with the request `a`."""
     outputs = OutputProcessor(Wordless(), RequestMetrics())  # type: ignore[arg-type]
     sampling = SamplingParams(detokenize=False)
-    message = AddRequest(request_id="a/0", prompt_token_ids=[1], sampling=sampling)
-    outputs.add(PreparedRequest("a", None, [], sampling, [message], LIMITS), arrival=0.0)
+    message = AddRequest(
+        request_id="a/0", prompt_token_ids=[1], sampling=sampling, queue_timeout=queue_timeout
+    )
+    outputs.add(PreparedRequest("a", None, [], sampling, [message], LIMITS), arrival)
     return outputs
 
 
@@ -66,3 +70,12 @@ def test_tokens_that_come_together_have_the_time_of_the_first() -> None:
     assert times.first_token == 3.0
     assert times.last_token is not None
     assert times.last_token > 3.0
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+def test_another_engine_process_does_not_begin_the_queue_timeout_anew(has_run: bool) -> None:
+    for seconds, left in ((100.0, 60.0), (10.0, 0.0)):
+        outputs = with_request(time.monotonic() - 40.0, seconds)
+        outputs.record_death(lambda ids: {*ids} if has_run else set(), is_blameless=True)
+        (message,) = outputs.unfinished()
+        assert message.queue_timeout == (None if has_run else pytest.approx(left, abs=5.0))

@@ -82,12 +82,14 @@ def test_an_engine_is_met_later_where_no_file_descriptor_is_left(
     assert failures == [2]
 
 
+@pytest.mark.parametrize("name", ["load_tokenizer", "AsyncEngine"])
 @pytest.mark.parametrize("at_start", [True, False])
 def test_any_error_of_a_tokenizer_is_reported(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     at_start: bool,
+    name: str,
 ) -> None:
     """Else the model would stay "loading" for good."""
     house, sent = House(model_status("a", "loading", at_start=at_start)), list[Any]()
@@ -106,7 +108,7 @@ def test_any_error_of_a_tokenizer_is_reported(
         for link in frontends._links.values():
             await link.close()
 
-    monkeypatch.setattr(worker, "load_tokenizer", fail)
+    monkeypatch.setattr(worker, name, fail)
     asyncio.run(hear())
     reported = sent[0].message if at_start else house.models.entry("a").status.failure
     assert reported == "KeyError('merges')"

@@ -8,8 +8,9 @@ import pickle
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -455,18 +456,15 @@ def test_those_that_run_are_waited_for() -> None:
 
 
 def test_no_thread_or_process_is_a_reason_to_try_again_later(
-    monkeypatch: pytest.MonkeyPatch,
+    no_thread_left: Callable[[], AbstractContextManager[None]],
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
     guard = guard_of_nothing()
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(OverloadedError, match="no thread could be started"):
-        guard.ids(lambda: [1], QUESTION)
-    guard._is_slow = True
-    with pytest.raises(OverloadedError, match="at the moment"):
-        guard.ids(lambda: [1], QUESTION)
+    with no_thread_left():
+        with pytest.raises(OverloadedError, match="no thread could be started"):
+            guard.ids(lambda: [1], QUESTION)
+        guard._is_slow = True
+        with pytest.raises(OverloadedError, match="at the moment"):
+            guard.ids(lambda: [1], QUESTION)
 
 
 def test_no_thread_waits_forever_for_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,10 @@ from quire.config import EngineConfig
 from quire.engine.processes.fleet_model import ModelSpec
 from quire.engine.processes.model_fleet import FleetSettings, ModelFleet
 from quire.engine.processes.server_supervisor import ServerSupervisor, ServerSupervisorSettings
-from quire.errors import ConfigError, UserError
+from quire.errors import ConfigError, OverloadedError, UserError
 from quire.logs import LogOptions, configure_logging
 from quire.options import options_of
+from quire.processes import start_thread
 from quire.server.http.api_keys import listed
 from quire.server.http.listen_address import (
     admin_address,
@@ -255,8 +256,8 @@ async def _serve(
                 print(f"also at {base_url(listener)}", flush=True)
             if not key and not all(map(is_loopback, listeners)):
                 print(_OPEN_TO_ALL, flush=True)
-            # a thread, as it waits for DNS
-            threading.Thread(target=settings.hosts.log_names, daemon=True).start()
+            with suppress(OverloadedError):  # no thread is left for what waits for DNS
+                start_thread(settings.hosts.log_names, "quire-hosts")
             await supervisor.run()
 
         ended_by = await _until_signal(work(), signals)

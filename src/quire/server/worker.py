@@ -37,7 +37,6 @@ from quire.engine.processes.control_channel import (
 )
 from quire.engine.processes.process_link import ProcessLink
 from quire.engine.processes.status_page import StatusPage
-from quire.engine.processes.worker_heartbeats import WorkerHeartbeats
 from quire.errors import QuireError
 from quire.logs import configure_logging
 from quire.server.admission.in_flight import shared_counters
@@ -74,16 +73,15 @@ def main() -> None:
 
 async def _serve(line: ParentConnection, start: StartWorker) -> None:
     settings = msgspec.msgpack.decode(start.settings, type=ServerSettings)
-    row, folder = int(start.client.partition(".")[0]), Path(start.metrics_folder)
-    make_counters = partial(shared_counters, start.counters, row, settings.api_server_count)
+    make_counters = partial(shared_counters, start.counters, start.row, settings.api_server_count)
     models = ModelRegistry(start.models, settings, make_counters)
     loader = ModelLoader(models, line.send)
     frontends = EngineFrontends(start.client, line.send, loader, start.memory)
-    frontends.run_task(WorkerHeartbeats(start.memory).report_forever(row))
+    frontends.run_task(StatusPage(start.memory, start.row, writable=True).report_forever())
     loop = asyncio.get_running_loop()
     loop.set_default_executor(BackgroundThreads(NUM_THREADS, "quire-worker"))
-    line.follow(lambda message: _call(loop, frontends, message))
-    app = build_server(frontends.loader, settings, folder)
+    line.follow(lambda message: loop.call_soon_threadsafe(frontends.handle, message))
+    app = build_server(loader, settings, Path(start.metrics_folder))
     admin = None if start.admin is None else socket.socket(fileno=start.admin)
 
     def on_ready() -> None:
@@ -92,17 +90,12 @@ async def _serve(line: ParentConnection, start: StartWorker) -> None:
     server = Server(app, settings, on_ready, admin=admin)
     are_running = all(model.state == "loaded" for model in start.models if model.at_start)
     if are_running and settings.api_server_count > 1:
-        await _connect_engines(frontends)
+        with contextlib.suppress(TimeoutError):  # an engine that dies now is reported as usual
+            async with asyncio.timeout(CONNECT_SECONDS):  # others take connections meanwhile
+                await frontends.connected.wait()
     with contextlib.ExitStack() as stack:
         listeners = [socket.socket(fileno=number) for number in start.listeners]
         await server.serve(sockets=[stack.enter_context(each) for each in listeners])
-
-
-async def _connect_engines(frontends: EngineFrontends) -> None:
-    """Wait for the engines before taking connections, while other API processes serve already."""
-    with contextlib.suppress(TimeoutError):  # an engine that dies now is reported as usual
-        async with asyncio.timeout(CONNECT_SECONDS):
-            await frontends.connected.wait()
 
 
 async def _report_ready(frontends: EngineFrontends, line: ParentConnection) -> None:
@@ -176,34 +169,28 @@ class EngineFrontends:
         """Connect an engine for the first time; a thread reads its tokenizer."""
         try:
             tokenizer = await asyncio.to_thread(load_tokenizer, up.config)
+            if not link.is_alive:  # the engine has ended meanwhile; another one is reported anew
+                self._links.pop(up.name)
+                return
+            info = self._ups[up.name].info  # another process may have replaced the first
+            engine = AsyncEngine(link, tokenizer, info, up.config.model.seed)
+            self.loader.attach(up.name, engine)
         except Exception as error:  # else the model would stay "loading"
             failed = StartFailed.by(error)
             if not isinstance(error, QuireError):
-                logger.exception("the tokenizer of %s cannot be read", up.name)
+                logger.exception("model %s cannot be used", up.name)
             if self.loader.models.entry(up.name).status.at_start:
                 self._send(failed)
             else:
                 await self._links.pop(up.name).close()
                 self.loader.give_up(up.name, failed.message)
             return
-        if not link.is_alive:  # the engine has ended meanwhile; another one is reported anew
-            self._links.pop(up.name)
-            return
-        info = self._ups[up.name].info  # another process may have replaced the first
-        engine = AsyncEngine(link, tokenizer, info, up.config.model.seed)
-        self.loader.attach(up.name, engine)
         self._check_complete()
 
     def _check_complete(self) -> None:
         entries = self.loader.models.entries()
         if all(entry.model is not None for entry in entries if entry.status.at_start):
             self.connected.set()
-
-
-def _call(
-    loop: asyncio.AbstractEventLoop, frontends: EngineFrontends, message: ControlMessage
-) -> None:
-    loop.call_soon_threadsafe(frontends.handle, message)
 
 
 def _exit(*_: object) -> NoReturn:

@@ -24,10 +24,10 @@ from quire.background import (
     CallerGoneError,
     is_background,
     lower_priority,
-    no_thread,
     poll_intervals,
 )
 from quire.errors import OverloadedError, invalid_value
+from quire.processes import start_thread
 from quire.tokenizer.encoding_subprocess import EncodingSubprocess, Question
 
 logger = logging.getLogger(__name__)
@@ -161,10 +161,10 @@ def _start(encode: Encode, result: Future[list[int]]) -> Callable[[], float]:
     clocks: list[Callable[[], float]] = []
     run = partial(_encode, encode, result, clocks, low_priority=is_background())
     try:
-        threading.Thread(target=run, name="quire-encode", daemon=True).start()
-    except RuntimeError:
+        start_thread(run, "quire-encode")
+    except OverloadedError:
         result.cancel()
-        raise no_thread() from None
+        raise
     return lambda: clocks[0]() if clocks else 0.0
 
 

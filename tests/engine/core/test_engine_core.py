@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -429,6 +430,22 @@ def test_an_abort_does_not_wait_for_the_search_of_a_weight() -> None:
     assert "a weight is bad" in last.error
 
 
+def test_where_no_thread_is_left_a_later_failure_finds_the_weight(
+    no_thread_left: Callable[[], AbstractContextManager[None]],
+) -> None:
+    core, runner = make_core(find_unsound=lambda: "a weight is bad")
+    runner.not_finite = {"first", "second"}
+    add(core, "first")
+    with no_thread_left():
+        (first,) = run_until_idle(core)["first"]
+    add(core, "second")
+    (second,) = run_until_idle(core)["second"]
+    assert first.error is not None
+    assert "a weight is bad" not in first.error
+    assert second.error is not None
+    assert "a weight is bad" in second.error
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_no_matcher_outlives_its_request(fails: bool) -> None:
     grammars = GrammarMatchers(Anything())
@@ -440,15 +457,11 @@ def test_no_matcher_outlives_its_request(fails: bool) -> None:
 
 
 def test_who_finds_no_thread_for_its_grammar_is_asked_to_come_again(
-    monkeypatch: pytest.MonkeyPatch,
+    no_thread_left: Callable[[], AbstractContextManager[None]],
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
     core, _ = make_core(grammars=GrammarMatchers(Anything()))
     grammar = StructuredOutputs(regex="a")
-    with monkeypatch.context() as none_left:
-        none_left.setattr(threading.Thread, "start", refuse)
+    with no_thread_left():
         add(core, "a", structured_outputs=grammar)
         (delta,) = run_until_idle(core)["a"]
     assert delta.error_kind is ErrorKind.OVERLOAD

@@ -45,6 +45,7 @@ def test_the_longest_of_several_answers_counts_once() -> None:
     first, second = sent(metrics, n=2)
     first.num_cached_tokens = 4
     for times, count in ((first, 3), (second, 8)):
+        times.timing = RequestTiming(100.1, 100.2)
         metrics.tokens(times, count, 100.5)
         assert as_read(metrics).max_num_generation_tokens.count == 0
         metrics.finish(times, "stop", 101.0)
@@ -52,6 +53,18 @@ def test_the_longest_of_several_answers_counts_once() -> None:
     longest = metrics.max_num_generation_tokens
     assert (longest.count, longest.sum) == (1, 8)
     assert metrics.num_computed_prompt_tokens.sum == 3 + 7
+    assert metrics.num_cached_tokens == 4
+
+
+def test_what_was_computed_of_aborted_requests_is_what_the_engine_has_reported() -> None:
+    metrics = RequestMetrics()
+    for timing in (None, RequestTiming(100.1), RequestTiming(100.1, 100.2, 100.5)):
+        (times,) = sent(metrics)
+        times.timing, times.num_cached_tokens = timing, 0 if timing is None else 4
+        metrics.finish(times, "abort", 101.0)
+    metrics = as_read(metrics)
+    assert (metrics.num_computed_prompt_tokens.count, metrics.num_prompt_tokens.count) == (1, 3)
+    assert (metrics.num_computed_prompt_tokens.sum, metrics.num_cached_tokens) == (3, 4)
 
 
 def test_an_answer_delivered_at_its_end_has_the_engines_times() -> None:

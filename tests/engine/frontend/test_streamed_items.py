@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quire.core.request_output import CompletionOutput, RequestOutput, RequestTimes
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
-from quire.engine.frontend.streamed_items import StreamedItems, streamed_items
+from quire.engine.frontend.output_queue import StreamedItems, streamed_items
 from quire.errors import InvalidRequestError
 
 PARTS = st.lists(st.tuples(st.integers(0, 1), st.text("ab", max_size=3)), min_size=1, max_size=8)

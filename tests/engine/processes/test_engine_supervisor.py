@@ -6,11 +6,12 @@ import asyncio
 import os
 import socket
 import tempfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from supervised import process_settings
+from supervised import supervisor_of
 
 from quire.config import EngineConfig
 from quire.core.request_limits import RequestLimits
@@ -27,20 +28,18 @@ from quire.engine.processes.control_channel import (
     EngineDown,
     EngineStarted,
     EngineUp,
-    ForgetClient,
     StartEngine,
     StartFailed,
     StartWorker,
     WorkerReady,
 )
-from quire.engine.processes.engine_supervisor import EngineSupervisor
 from quire.engine.processes.liveness import MAX_DEATHS
 from quire.engine.processes.server_supervisor import ServerSupervisor, ServerSupervisorSettings
 from quire.engine.processes.status_page import StatusPage
 from quire.engine.processes.worker_supervisor import WorkerSupervisor
 from quire.errors import EngineError, QuireError
 from quire.logs import LogOptions
-from quire.shared_memory import PAGE_BYTES, clear_page
+from quire.shared_memory import PAGE_BYTES, clear_page, create_shared_memory
 
 
 class Mortal:
@@ -109,7 +108,7 @@ def test_an_engine_that_is_of_no_use_is_given_up(
             if isinstance(message, EngineDown):
                 last_used.append(supervisor.last_used)
 
-        supervisor = EngineSupervisor("m", EngineConfig(), process_settings(tmp_path), note)
+        supervisor = supervisor_of(tmp_path, note)
         await supervisor.run()
 
     monkeypatch.setattr(engine_supervisor.Child, "spawn", spawn)
@@ -151,8 +150,8 @@ def test_an_engine_that_is_stopped_leaves_no_files_and_no_memory(
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(engine_supervisor.Child, "spawn", spawn)
-    # one page for heartbeats of API processes, two for the model's engines in turn
-    assert asyncio.run(load_and_unload()) == 3 * PAGE_BYTES
+    # for the model's engines in turn
+    assert asyncio.run(load_and_unload()) == 2 * PAGE_BYTES
     assert counts == [1, 0] * 5
 
 
@@ -164,7 +163,7 @@ async def supervise_two_starts(folder: Path, ups: list[EngineUp]) -> None:
         if len(ups) == 2:
             task.cancel()
 
-    supervisor = EngineSupervisor("m", EngineConfig(), process_settings(folder), note)
+    supervisor = supervisor_of(folder, note)
     task = asyncio.create_task(supervisor.run())
     await task
 
@@ -217,7 +216,7 @@ def test_a_server_without_shared_memory_says_so_and_leaves_no_folder(
 
     async def enter() -> None:
         settings = ServerSupervisorSettings(
-            worker_module="", worker_settings=b"", num_workers=0, hang_timeout=0.0,
+            worker_module="", worker_settings=b"", num_workers=1, hang_timeout=0.0,
             load_timeout=0.0, log=LogOptions(level="info", format="text"),
         )  # fmt: skip
         async with ServerSupervisor(settings, []):
@@ -241,7 +240,39 @@ def test_a_process_that_cannot_be_started_is_an_error_with_the_fix(
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
     with pytest.raises(SpawnError, match=r"temporarily unavailable.*raise their limits"):
-        asyncio.run(Child.spawn("module", ForgetClient(client="")))
+        asyncio.run(Child.spawn("module", WorkerReady()))
+
+
+def spawning(
+    lives: list[list[ControlMessage] | None],
+) -> Callable[..., Awaitable[SimpleNamespace]]:
+    """Starts processes that send these messages and end; None: it starts none."""
+
+    async def spawn(*_: object, **__: object) -> SimpleNamespace:
+        if (messages := lives.pop(0)) is None:
+            raise SpawnError("no process can be started")
+        replies = [*messages, None]
+
+        async def receive() -> ControlMessage | None:
+            return replies.pop(0)
+
+        async def end() -> int:
+            return 1
+
+        return SimpleNamespace(receive=receive, end=end)
+
+    return spawn
+
+
+def worker() -> WorkerSupervisor:
+    """The supervisor of an API process, without a server."""
+    first = StartWorker(
+        row=0, settings=b"", listeners=[], memory=create_shared_memory(), counters=0,
+        metrics_folder="", log=LogOptions(level="info", format="text"),
+    )  # fmt: skip
+    nothing = lambda *_: None  # noqa: E731
+    parent = SimpleNamespace(statuses=list, reachable=list, on_death=nothing, on_message=nothing)
+    return WorkerSupervisor("", first, parent, hang=0, load=0)
 
 
 @pytest.mark.parametrize(
@@ -258,35 +289,32 @@ def test_an_api_process_that_cannot_start_is_tried_again(
     lives: list[list[ControlMessage] | None], error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = lives.copy()
-
-    async def spawn(*_: object, **__: object) -> SimpleNamespace:
-        if (messages := left.pop(0)) is None:
-            raise SpawnError("no process can be started")
-        replies = [*messages, None]
-
-        async def receive() -> ControlMessage | None:
-            return replies.pop(0)
-
-        async def end() -> int:
-            return 1
-
-        return SimpleNamespace(receive=receive, end=end)
-
-    first = StartWorker(
-        client="0", settings=b"", listeners=[], memory=0, counters=0, metrics_folder="",
-        log=LogOptions(level="info", format="text"),
-    )  # fmt: skip
+    monkeypatch.setattr(worker_supervisor.Child, "spawn", spawning(left))
+    monkeypatch.setattr(liveness, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
 
     async def keep() -> None:
-        nothing = lambda *_: None  # noqa: E731
-        parent = SimpleNamespace(
-            statuses=list, reachable=list, on_death=nothing, on_message=nothing
-        )
-        heartbeats = SimpleNamespace(clear=nothing)
-        await WorkerSupervisor("", first, parent, heartbeats, 0, hang=0, load=0).run()  # type: ignore[arg-type]
+        await worker().run()
 
-    monkeypatch.setattr(worker_supervisor.Child, "spawn", spawn)
-    monkeypatch.setattr(liveness, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
     with pytest.raises(QuireError, match=error):
         asyncio.run(keep())
     assert not left
+
+
+def test_an_api_process_that_has_died_is_not_started_again_to_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that shuts down meanwhile does not wait for the pause either."""
+    monkeypatch.setattr(worker_supervisor.Child, "spawn", spawning([[WorkerReady()]]))
+    monkeypatch.setattr(liveness, "BACKOFF_SECONDS", (60.0,) * MAX_DEATHS)
+
+    async def keep() -> None:
+        supervisor = worker()
+        task = asyncio.create_task(supervisor.run())
+        await supervisor.ready.wait()
+        while supervisor.client is not None:
+            await asyncio.sleep(0.01)
+        supervisor.leave()
+        async with asyncio.timeout(10.0):
+            await task
+
+    asyncio.run(keep())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import queue
 import re
 import socket
 import struct
@@ -41,7 +40,7 @@ from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.output_processor import MAX_DEATHS_SEEN
 from quire.engine.processes import ipc
-from quire.engine.processes.control_channel import ControlMessage, EngineDown, ForgetClient
+from quire.engine.processes.control_channel import EngineDown
 from quire.engine.processes.engine_process import EngineProcess
 from quire.engine.processes.ipc import EngineConnection, EngineSocket, Sent
 from quire.engine.processes.process_link import ProcessLink
@@ -205,11 +204,10 @@ class Engine:
         clear_page(memory, 0)
         self.page = StatusPage(memory, 0)
         core, self.info = start_null_engine(CONFIG)
-        self.orders: queue.SimpleQueue[ControlMessage] = queue.SimpleQueue()
         self.socket = EngineSocket(self.address)
         self.core = core
         page = StatusPage(memory, 0, writable=True)
-        self.process = EngineProcess(core, self.socket, page, self.orders, number)
+        self.process = EngineProcess(core, self.socket, page, number)
         self.pause = 0.0
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -547,18 +545,39 @@ def test_a_view_waits_for_a_client_that_does_not_read(
     engine.socket.close()
 
 
-def test_requests_of_a_dead_client_are_aborted(tmp_path: Path) -> None:
+def test_requests_of_a_client_that_has_disconnected_are_aborted(tmp_path: Path) -> None:
     async def scenario(front: Front) -> None:
         front.server.pause = 0.001
         stream = asyncio.create_task(front.collect(3000))
         await front.until_running(1)
         assert front.server.core.has_work
-        front.server.orders.put(ForgetClient(client="front"))
+        await front.link.close()
         while front.server.core.has_work:
             await asyncio.sleep(0.01)
         stream.cancel()
 
     run(tmp_path, scenario)
+
+
+def test_requests_of_a_client_that_dies_with_unread_frames_are_aborted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ipc, "MAX_UNREAD_FRAMES", 5)
+    engine, context = Engine(tmp_path, 0, is_running=False), zmq.Context()
+    client = context.socket(zmq.DEALER)
+    client.setsockopt(zmq.RCVHWM, 5)
+    client.connect(engine.address)
+    client.send(frame(add("a", max_tokens=3000)))
+    outboxes = engine.process._clients._outboxes
+    while not any(outbox.is_full for outbox in outboxes.values()):
+        engine.process.run_once(0.01)
+    context.destroy(linger=0)
+    end = time.monotonic() + 30
+    while outboxes and time.monotonic() < end:
+        engine.process.run_once(0.01)
+    assert not outboxes
+    assert not engine.core.has_requests
+    engine.socket.close()
 
 
 def test_a_request_too_large_for_a_frame_is_refused(

@@ -10,17 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from supervised import process_settings
+from supervised import supervisor_of
 
-from quire.config import EngineConfig
 from quire.engine.processes import engine_supervisor
 from quire.engine.processes.control_channel import StartWorker
-from quire.engine.processes.engine_supervisor import EngineSupervisor
-from quire.engine.processes.worker_heartbeats import PAGE, WorkerHeartbeats
 from quire.engine.processes.worker_supervisor import WorkerSupervisor
 from quire.errors import EngineError
 from quire.logs import LogOptions
-from quire.shared_memory import clear_page, create_shared_memory
+from quire.shared_memory import create_shared_memory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -38,11 +35,10 @@ def run_engine(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> No
     (folder / f"{MODULE}.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setattr(engine_supervisor, "ENGINE_MODULE", MODULE)
-    settings = process_settings(folder, load=LIMIT)
 
     async def run() -> None:
         async with asyncio.timeout(30.0):
-            await EngineSupervisor("m", EngineConfig(), settings, lambda _: None).run()
+            await supervisor_of(folder, load=LIMIT).run()
 
     asyncio.run(run())
 
@@ -83,16 +79,14 @@ def test_an_api_process_that_waits_for_its_storage_is_killed(
     (tmp_path / f"{MODULE}.py").write_text(STALLED.format(path=str(tmp_path / "module")))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     memory = create_shared_memory()
-    clear_page(memory, PAGE)
     first = StartWorker(
-        client="0", settings=b"", listeners=[], memory=memory, counters=memory, metrics_folder="",
+        row=0, settings=b"", listeners=[], memory=memory, counters=memory, metrics_folder="",
         log=LogOptions(level="info", format="text"),
     )  # fmt: skip
     parent = SimpleNamespace(statuses=list, reachable=list, on_death=lambda _: None)
 
     async def run() -> str:
-        heartbeats = WorkerHeartbeats(memory)
-        worker = WorkerSupervisor(MODULE, first, parent, heartbeats, 0, 0, LIMIT)  # type: ignore[arg-type]
+        worker = WorkerSupervisor(MODULE, first, parent, 0, LIMIT)  # type: ignore[arg-type]
         async with asyncio.timeout(30.0):
             return await worker._run_once("0.0")
 

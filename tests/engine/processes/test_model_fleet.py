@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -446,6 +447,42 @@ def test_a_late_reply_does_not_answer_the_next_question(monkeypatch: pytest.Monk
         assert not parent.stopped
 
     asyncio.run(run())
+
+
+def test_requests_do_not_wait_for_a_model_whose_load_fails_unexpectedly(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_config: EngineConfig, _limit: int | None) -> None:
+        raise MemoryError
+
+    async def run() -> tuple[str, str]:
+        parent = InConstantUse()
+        fleet = await fleet_of(parent, "a", limit=300 * MIB)
+        fleet._models["a"].footprint = None
+        monkeypatch.setattr(model_fleet, "_measured", fail)
+        fleet.on_message("0", LoadModel(name="a"))
+        await parent.jobs[-1]
+        return parent.failure, fleet._models["a"].state
+
+    failure, state = asyncio.run(run())
+    assert failure == "the model could not be loaded; the log says why"
+    assert state == "unloaded"
+    assert "MemoryError" in caplog.text
+
+
+def test_a_load_for_which_no_thread_is_left_is_refused_with_the_reason(
+    no_thread_left: Callable[[], AbstractContextManager[None]],
+) -> None:
+    async def run() -> str:
+        parent = InConstantUse()
+        fleet = await fleet_of(parent, "a", limit=300 * MIB)
+        fleet._models["a"].footprint = None
+        with no_thread_left():
+            fleet.on_message("0", LoadModel(name="a"))
+            await parent.jobs[-1]
+        return parent.failure
+
+    assert "no thread could be started" in asyncio.run(run())
 
 
 class Answering(InConstantUse):

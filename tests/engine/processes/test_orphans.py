@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import subprocess
 import sys
 
 import pytest
+
+from quire.engine.processes import orphans
 
 # Inherits a process that has ended as the first process of a container does. The status of its own
 # child is what it was.
@@ -42,3 +46,25 @@ def test_orphans_are_reaped() -> None:
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_one_that_somebody_waits_for_late_ends_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that waits for a child may be slower than two looks, and quicker than the third."""
+    waits: list[int] = []
+
+    def taken(pid: int, _options: int) -> None:
+        waits.append(pid)
+        raise ChildProcessError
+
+    monkeypatch.setattr(orphans, "SECONDS", 0.001)
+    monkeypatch.setattr(orphans, "_first_ended", lambda: 7)
+    monkeypatch.setattr(os, "waitpid", taken)
+
+    async def run() -> None:
+        job = asyncio.create_task(orphans.reap_forever())
+        while len(waits) < 2 and not job.done():
+            await asyncio.sleep(0.001)
+        assert not job.done()
+        job.cancel()
+
+    asyncio.run(run())

@@ -8,7 +8,8 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -89,6 +90,17 @@ def test_the_second_start_maps_what_the_first_one_made(
     monkeypatch.setattr(loader, "_fill", None)  # nothing is read from the checkpoint
     for ours, theirs in zip(outputs(load(tmp_path, scheme)), outputs(first), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_where_no_thread_is_left_a_later_start_stores_them(
+    tmp_path: Path, no_thread_left: Callable[[], AbstractContextManager[None]]
+) -> None:
+    with no_thread_left():
+        first = load(tmp_path)
+    assert not list(tmp_path.rglob("*.safetensors"))
+    for ours, theirs in zip(outputs(load(tmp_path)), outputs(first), strict=True):
+        assert torch.equal(ours, theirs)
+    assert list(tmp_path.rglob("*.safetensors"))
 
 
 class CountedNames(dict[str, Tensor]):

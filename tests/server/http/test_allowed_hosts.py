@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import pytest
@@ -101,7 +101,18 @@ def test_nothing_is_looked_up_or_logged_where_it_does_not_matter(
     with caplog.at_level("INFO"):
         AllowedHosts([], bound=["0.0.0.0"], needs_key=True).log_names()
     assert not caplog.text
-    assert AllowedHosts([], bound=["127.0.0.1"], needs_key=False).lookup.ident is None
+    assert AllowedHosts([], bound=["127.0.0.1"], needs_key=False).lookup is None
+
+
+def test_where_no_thread_is_left_the_full_name_is_not_served(
+    no_thread_left: Callable[[], AbstractContextManager[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    with no_thread_left(), caplog.at_level("INFO"):
+        hosts = AllowedHosts([], bound=["0.0.0.0"], needs_key=False)
+        hosts.log_names()
+    hosts.check({b"host": b"localhost"})
+    assert "name it with --allowed-hosts" in caplog.text
+    assert "*.localhost" in caplog.text
 
 
 def test_names_can_be_added() -> None:

@@ -165,9 +165,8 @@ def test_damaged_figures_go_with_their_process(tmp_path: Path, dead_pid: int) ->
 
 def test_one_folds_at_a_time(tmp_path: Path, dead_pid: int) -> None:
     leave(tmp_path, f"{dead_pid}-a")
-    lock = SnapshotFolder(tmp_path)._lock()
-    assert lock is not None
-    with lock:
+    with SnapshotFolder(tmp_path)._folding() as old:
+        assert old is not None
         SnapshotFolder(tmp_path).fold_dead()
         assert FOLDED not in files(tmp_path)
     SnapshotFolder(tmp_path).fold_dead()
@@ -183,7 +182,8 @@ def test_folding_loses_nothing_of_ended_processes(tmp_path: Path, dead_pid: int)
     own = SnapshotFolder(tmp_path)
     before = sums(tmp_path)
     assert (before[0], before[4]) == (82, 820)
-    with own._lock() or pytest.fail("the lock is taken"):
+    with own._folding() as old:
+        assert old is not None
         assert own.sum_epochs(Snapshot()) == {}
     assert own.sum_epochs(Snapshot()) == {"fake": 64}  # the newest sixteen are 65 to 79, and 90
     assert sums(tmp_path) == before

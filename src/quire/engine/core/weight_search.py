@@ -10,8 +10,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 
 from quire.core.messages import RequestDelta
+from quire.errors import OverloadedError
+from quire.processes import start_thread
 from quire.scheduler.request_outputs import NON_FINITE
 
 logger = logging.getLogger(__name__)
@@ -44,9 +47,8 @@ class WeightSearch:
 
     def filter(self, deltas: list[RequestDelta]) -> list[RequestDelta]:
         """Hold back the deltas of requests with numbers that are not finite; returns the others."""
-        if all(delta.error != NON_FINITE for delta in deltas):
+        if all(delta.error != NON_FINITE for delta in deltas) or not self._has_started():
             return deltas
-        self._start()
         self._held += [delta for delta in deltas if delta.error == NON_FINITE]
         return [delta for delta in deltas if delta.error != NON_FINITE]
 
@@ -67,11 +69,13 @@ class WeightSearch:
             delta.error = self.fault or delta.error
         return deltas
 
-    def _start(self) -> None:
+    def _has_started(self) -> bool:
+        """Start the search; the next failure tries again where the system has no thread left."""
         if self._thread is None:
             self._due = time.monotonic() + SEARCH_SECONDS
-            self._thread = threading.Thread(target=self._run, name="quire-weights", daemon=True)
-            self._thread.start()
+            with suppress(OverloadedError):
+                self._thread = start_thread(self._run, "quire-weights")
+        return self._thread is not None
 
     def _run(self) -> None:
         if self._find is not None and (found := self._find()):

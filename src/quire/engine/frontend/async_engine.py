@@ -22,7 +22,6 @@ from quire.core.pooling_params import PoolingParams
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.core.engine_info import EngineInfo
-from quire.engine.frontend.engine_link import EngineLink
 from quire.engine.frontend.input_processor import (
     ContinuationOptions,
     GenerateOptions,
@@ -30,9 +29,9 @@ from quire.engine.frontend.input_processor import (
     Options,
     PreparedRequest,
 )
+from quire.engine.frontend.output_queue import streamed_items
 from quire.engine.frontend.prompt_encoding import Prompt
-from quire.engine.frontend.request_tracker import RequestTracker
-from quire.engine.frontend.streamed_items import streamed_items
+from quire.engine.frontend.request_tracker import EngineLink, RequestTracker
 from quire.engine.frontend.thread_link import ThreadLink
 from quire.errors import EngineError
 from quire.fair_queue import FairExecutor

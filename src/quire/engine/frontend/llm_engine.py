@@ -16,9 +16,9 @@ from quire.engine.core.deferred_interrupt import DeferredInterrupt
 from quire.engine.frontend.input_processor import PreparedRequest
 from quire.engine.frontend.loaded_model import LoadedModel
 from quire.engine.frontend.output_processor import OutputProcessor, Processed
+from quire.engine.frontend.output_queue import StreamedItems, streamed_items
 from quire.engine.frontend.prompt_options import EncodingOptions, read_one_call, refuse_unknown
 from quire.engine.frontend.request_metrics import RequestMetrics
-from quire.engine.frontend.streamed_items import StreamedItems, streamed_items
 from quire.engine.startup.resolved_config import check_files
 from quire.errors import QuireError, invalid_value
 from quire.tokenizer.load_tokenizer import load_tokenizer
@@ -131,8 +131,7 @@ class LLMEngine(ModelOwner, LoadedModel):
         check_level(level)  # before anything is dropped
         refuse_unknown(options)
         self._check_caller()
-        if self._engine is not None:
-            self._drop_all()
+        self._drop_all()
         super().sleep(level)
 
     @contextmanager
@@ -150,7 +149,8 @@ class LLMEngine(ModelOwner, LoadedModel):
         self._names.clear()
         self._items.clear()
         self._failures.clear()
-        self._awake().drop(requests, self._outputs)
+        if self._engine is not None:
+            self._engine.drop(requests, self._outputs)
         self._outputs = OutputProcessor(self.tokenizer, RequestMetrics())
 
     def _drop_items(self, request_ids: Sequence[str]) -> None:

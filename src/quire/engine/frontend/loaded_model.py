@@ -108,13 +108,14 @@ class LoadedModel:
     def close(self) -> None:
         """Free all memory, for good, even if it is interrupted.
 
-        Raises ConfigError, and leaves the model as it is, in an on_output or a forked process.
+        Calls of other threads end with a ConfigError at their next step. Raises ConfigError, and
+        leaves the model as it is, in an on_output or a forked process.
         """
         self._check_caller()
+        self._is_closed = True
         try:
             self.sleep()
         finally:
-            self._is_closed = True
             self._inputs.close()
 
     def _check_open(self) -> None:

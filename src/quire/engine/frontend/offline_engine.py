@@ -115,6 +115,7 @@ class OfflineEngine(LoadedModel):
             if params.structured_outputs is not None:
                 self._inputs.grammar_checker.check(params.structured_outputs)
             interrupt.deliver()
+            self._check_open()
         waiting = _InOrder(ids, on_answer) if on_answer is not None else None
         answers = self._run(
             interrupt, prepared, "answers", use_tqdm, raise_errors, on_output, waiting, refused
@@ -142,6 +143,7 @@ class OfflineEngine(LoadedModel):
                     )
                 )
             interrupt.deliver()
+            self._check_open()
         answers = self._run(interrupt, prepared, "embeddings", use_tqdm)
         return [answers[request.request_id] for request in prepared]
 
@@ -165,6 +167,7 @@ class OfflineEngine(LoadedModel):
             progress.show(0, engine.stats)
 
             def take(step: Processed) -> None:
+                self._check_open()
                 if on_output is not None:
                     self._call_back(on_output, step.outputs.values())
                 _collect(step, answers, raise_errors)

@@ -55,8 +55,8 @@ def _no_text() -> Tokenizer:
 class _AnswerState(msgspec.Struct, eq=False):
     """One of a request's n answers while it is being generated.
 
-    is_over: takes the next text and returns whether the answer ends with it. num_deaths: engine
-    processes that died while they ran it.
+    is_over: takes the next text and returns whether the answer ends with it. num_deaths_seen:
+    engine processes that died while they ran it; num_deaths: those of which it may be the cause.
     """
 
     request: _RequestState
@@ -71,8 +71,13 @@ class _AnswerState(msgspec.Struct, eq=False):
     def continuation(self) -> AddRequest:
         """The message with which another engine process continues the answer."""
         scores = self.request.prompt_logprobs
+        message = self.request.prepared.messages[self.index]
+        timeout = None if self.num_deaths_seen else message.queue_timeout  # it ran already
+        if timeout is not None:
+            timeout = max(0.0, timeout - (time.monotonic() - self.times.arrival))
         return msgspec.structs.replace(
-            self.request.prepared.messages[self.index],
+            message,
+            queue_timeout=timeout,
             output_token_ids=self.token_ids,
             num_prompt_logprobs=len(scores) - 1 if scores and self.index == 0 else 0,
         )
@@ -217,7 +222,7 @@ class OutputProcessor:
     ) -> None:
         request, times, timing = answer.request, answer.times, delta.timing
         if timing is not None:
-            times.timing = timing
+            times.timing, times.num_cached_tokens = timing, delta.num_cached_tokens
         if count := len(delta.token_ids):
             answer.token_ids += delta.token_ids
             of_request = request.times
@@ -240,7 +245,6 @@ class OutputProcessor:
         if part.finish_reason is not None:
             request.unfinished.discard(delta.request_id)
             del self._answers[delta.request_id]
-            times.num_cached_tokens = delta.num_cached_tokens
             self._metrics.finish(times, part.finish_reason, now)
             if delta.finish_reason is None:  # the frontend ended it by its text
                 processed.aborts.append(delta.request_id)
@@ -277,15 +281,12 @@ class OutputProcessor:
 
     def _take_output(self, request: _RequestState) -> RequestOutput:
         changed, request.changed = request.changed, {}
-        parts = list(changed.values())
-        if len(parts) > 1:
-            parts = [part for _, part in sorted(changed.items())]
         prepared = request.prepared
         return RequestOutput(
             request_id=prepared.request_id,
             prompt=prepared.prompt,
             prompt_token_ids=prepared.prompt_token_ids,
-            outputs=parts,
+            outputs=[changed[index] for index in sorted(changed)],
             times=request.times,
             prompt_logprobs=request.prompt_logprobs,
             num_cached_tokens=request.num_cached_tokens,

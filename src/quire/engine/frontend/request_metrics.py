@@ -35,6 +35,7 @@ class RequestFigures(msgspec.Struct, kw_only=True):
 
     num_sent: int = 0
     longest: int = 0
+    num_cached_tokens: int = 0
     finished: dict[str, int] = {}
     histograms: dict[str, HistogramData] = {}
 
@@ -74,6 +75,7 @@ class RequestMetrics:
     def __init__(self) -> None:
         self.num_sent = 0
         self.longest = 0  # tokens of an ended request, its prompt included
+        self.num_cached_tokens = 0  # prompt tokens of ended requests, found in the prefix cache
         self.finished: Counter[str] = Counter()
         self.time_to_first_token = Histogram(TTFT_BOUNDS)
         self.inter_token_latency = Histogram(ITL_BOUNDS)
@@ -84,7 +86,7 @@ class RequestMetrics:
         self.decode_time = Histogram(REQUEST_BOUNDS)
         self.inference_time = Histogram(REQUEST_BOUNDS)
         self.num_prompt_tokens = Histogram(TOKEN_BOUNDS)
-        self.num_computed_prompt_tokens = Histogram(TOKEN_BOUNDS)  # without cached ones
+        self.num_computed_prompt_tokens = Histogram(TOKEN_BOUNDS)  # of those that started to run
         self.num_generation_tokens = Histogram(TOKEN_BOUNDS)
         self.max_num_generation_tokens = Histogram(TOKEN_BOUNDS)  # of a request's n answers
         self.num_preemptions = Histogram(COUNT_BOUNDS)
@@ -152,6 +154,7 @@ class RequestMetrics:
         return RequestFigures(
             num_sent=self.num_sent,
             longest=self.longest,
+            num_cached_tokens=self.num_cached_tokens,
             finished=dict(self.finished),
             histograms=histograms,
         )
@@ -160,6 +163,7 @@ class RequestMetrics:
         """Add the counters and histograms of another process."""
         self.num_sent += figures.num_sent
         self.longest = max(self.longest, figures.longest)
+        self.num_cached_tokens += figures.num_cached_tokens
         self.finished.update(figures.finished)
         for name, histogram in self.histograms():
             histogram.add(figures.histograms.get(name, HistogramData()))
@@ -182,8 +186,6 @@ class RequestMetrics:
         ended, self._ended = self._ended, []
         self.e2e_latency.observe_all([times.end - times.arrival for times in ended])
         self.num_prompt_tokens.observe_all([times.num_prompt_tokens for times in ended])
-        computed = [times.num_prompt_tokens - times.num_cached_tokens for times in ended]
-        self.num_computed_prompt_tokens.observe_all(computed)
         self.num_generation_tokens.observe_all([times.num_tokens for times in ended])
         totals = [times.num_prompt_tokens + times.num_tokens for times in ended]
         self.longest = max([self.longest, *totals])
@@ -210,14 +212,19 @@ class RequestMetrics:
         self.max_num_generation_tokens.observe_all(complete)
 
     def _observe_timings(self, ended: list[AnswerTimes]) -> None:
-        """Observe the engine's times. The last token may have arrived here later than it says."""
-        queue, preemptions, prefill, decode, inference = [], [], [], [], []
+        """Observe the engine's times, and what it computed, of those that it is known to have run.
+
+        The last token may have arrived here later than it says.
+        """
+        queue, preemptions, prefill, decode, inference, computed = [], [], [], [], [], []
         for times in ended:
             timing = times.timing
             if timing is None or timing.started is None:
                 continue
             queue.append(timing.started - timing.queued)
             preemptions.append(timing.num_preemptions)
+            computed.append(times.num_prompt_tokens - times.num_cached_tokens)
+            self.num_cached_tokens += times.num_cached_tokens
             if timing.first_token is None or timing.last_token is None:
                 continue
             last = max(timing.last_token, times.last_token)
@@ -226,6 +233,7 @@ class RequestMetrics:
             inference.append(last - timing.started)
         self.queue_time.observe_all(queue)
         self.num_preemptions.observe_all(preemptions)
+        self.num_computed_prompt_tokens.observe_all(computed)
         self.prefill_time.observe_all(prefill)
         self.decode_time.observe_all(decode)
         self.inference_time.observe_all(inference)

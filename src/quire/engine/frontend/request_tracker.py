@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
+from typing import Protocol
 
 from quire.core.messages import AbortRequests, EngineMessage, EngineStats, RequestDelta, StepOutput
 from quire.core.request import FinishReason
 from quire.core.request_limits import RequestLimits
 from quire.core.request_output import RequestOutput
 from quire.engine.core.engine_info import EngineInfo
-from quire.engine.frontend.engine_link import EngineLink
 from quire.engine.frontend.engine_view import EngineViewClient
 from quire.engine.frontend.input_processor import PreparedRequest
 from quire.engine.frontend.output_processor import OutputProcessor
@@ -31,6 +31,40 @@ TOO_LARGE_TO_CONTINUE = (
     "the engine died while it ran this request, and with its answer so far it is too large to "
     "continue in another; send it again, or a shorter one"
 )
+
+
+class EngineLink(Protocol):
+    """Takes messages to an engine: in a thread (thread_link.py) or a process (process_link.py).
+
+    client: this frontend's unique name.
+    """
+
+    client: str
+
+    def attach(self, listener: RequestTracker) -> None:
+        """Call `on_step` and the others of this listener, on its event loop, from now on."""
+
+    def send(self, messages: Sequence[EngineMessage]) -> Mapping[str, QuireError]:
+        """Pass messages on together; never blocks.
+
+        Returns the errors of requests that are too large or cannot be encoded, by engine request
+        id; the others are sent.
+        """
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether there is an engine that takes messages."""
+
+    @property
+    def last_work(self) -> float:
+        """When the engine last had work, in monotonic seconds; 0: never."""
+
+    @property
+    def seconds_since_heartbeat(self) -> float:
+        """Seconds since the engine's last heartbeat; there is one with each layer of a step."""
+
+    async def close(self) -> None:
+        """Disconnect from the engine."""
 
 
 class RequestTracker:
@@ -184,9 +218,11 @@ class RequestTracker:
     def on_down(
         self, find_started: Callable[[Iterable[str]], set[str]], *, is_blameless: bool = False
     ) -> None:
-        """See `EngineListener`.
+        """The engine process has died, and another one is being started.
 
-        A request that may have caused two deaths, or has seen eight, ends with an error.
+        find_started: which of some engine request ids had entered the batch. is_blameless: none of
+        them can have caused the death. A request that may have caused two deaths, or has seen
+        eight, ends with an error.
         """
         self.is_down = True
         self.stats.end()
@@ -195,7 +231,7 @@ class RequestTracker:
             self._put(request_id, failure)
 
     def on_up(self, info: EngineInfo) -> None:
-        """Another engine process has started: unfinished requests continue in it."""
+        """Another engine process has started without requests: unfinished ones continue in it."""
         self.is_down, self.failure = False, None
         self.info = info
         self._set_limits(info.limits)

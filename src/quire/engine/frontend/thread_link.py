@@ -6,17 +6,17 @@ import asyncio
 import contextlib
 import logging
 import queue
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
-from quire.core.messages import EngineMessage, StepOutput
+from quire.core.messages import EngineMessage
 from quire.engine.core.engine_info import EngineInfo
-from quire.engine.frontend.engine_link import EngineListener
+from quire.engine.frontend.request_tracker import RequestTracker
 from quire.errors import EngineError, QuireError
+from quire.processes import start_thread
 
 if TYPE_CHECKING:  # the thread imports it, and NumPy with it
     from quire.engine.core.engine_core import EngineCore
@@ -25,19 +25,21 @@ logger = logging.getLogger(__name__)
 
 
 class ThreadLink:
-    """A link to an engine core that runs in a thread. Made on the event loop of its listener."""
+    """A link to an engine core that runs in a thread. Made on the event loop of its listener.
+
+    Raises OverloadedError where no thread can be started.
+    """
 
     client = "request"
     last_work = seconds_since_heartbeat = 0.0  # a thread has no status page
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._listener: EngineListener | None = None
+        self._listener: RequestTracker | None = None
         self._loop = asyncio.get_running_loop()
         self._started: Future[EngineInfo] = Future()
         self._inbox: queue.SimpleQueue[Sequence[EngineMessage] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, "quire-engine")
 
     async def started(self) -> EngineInfo:
         """Wait until the engine has started. Raises CheckpointError or ConfigError."""
@@ -48,8 +50,8 @@ class ThreadLink:
         """Whether the engine's loop is running."""
         return self._thread.is_alive()
 
-    def attach(self, listener: EngineListener) -> None:
-        """Send outputs and state changes to this listener from now on."""
+    def attach(self, listener: RequestTracker) -> None:
+        """See `EngineLink`."""
         self._listener = listener
 
     def send(self, messages: Sequence[EngineMessage]) -> Mapping[str, QuireError]:
@@ -93,9 +95,9 @@ class ThreadLink:
                     return
                 for message in messages:
                     core.handle(message)
-            self._on_loop(partial(_deliver, core.step()))
+            self._on_loop(partial(RequestTracker.on_step, step=core.step()))
 
-    def _on_loop(self, call: Callable[[EngineListener], None]) -> None:
+    def _on_loop(self, call: Callable[[RequestTracker], None]) -> None:
         """Call the listener on its event loop; without effect once that is closed."""
 
         def run() -> None:
@@ -104,7 +106,3 @@ class ThreadLink:
 
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(run)
-
-
-def _deliver(step: StepOutput, listener: EngineListener) -> None:
-    listener.on_step(step)

@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import struct
-import threading
 from collections.abc import Callable
 from typing import Literal
 
@@ -22,7 +21,7 @@ from quire.config import EngineConfig
 from quire.engine.core.engine_info import EngineInfo
 from quire.errors import CheckpointError, ConfigError, EngineError, QuireError
 from quire.logs import LogOptions
-from quire.processes import die_with_parent
+from quire.processes import die_with_parent, start_thread
 
 MAX_CONTROL_BYTES = 1 << 20
 
@@ -45,7 +44,7 @@ class StartEngine(msgspec.Struct, frozen=True, kw_only=True, tag="start_engine")
     num_restarts: int = 0
     address: str
     memory: int
-    page: int
+    page: int = 0
     log: LogOptions
 
 
@@ -70,12 +69,6 @@ class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag="start_failed")
     def as_error(self) -> QuireError:
         """The error that the child reported."""
         return _ERRORS.get(self.kind, EngineError)(self.message)
-
-
-class ForgetClient(msgspec.Struct, frozen=True, kw_only=True, tag="forget_client"):
-    """To an engine process: this client has died; abort its requests."""
-
-    client: str
 
 
 ModelState = Literal["unloaded", "loading", "loaded", "unloading"]
@@ -137,13 +130,15 @@ class ModelReleased(msgspec.Struct, frozen=True, kw_only=True, tag="model_releas
 class StartWorker(msgspec.Struct, frozen=True, kw_only=True, tag="start_worker"):
     """Message to an API process: serve HTTP.
 
-    client: its name towards engines. settings: the server's, as msgpack. listeners, admin: file
-    descriptors of the listening sockets, public and (for one process) of the admin endpoints.
-    memory, counters: those of shared memory, for pages and for what is in flight. metrics_folder:
+    row: its number among the API processes, of its status page and its counters. client: its name
+    towards engines. settings: the server's, as msgpack. listeners, admin: file descriptors of the
+    listening sockets, public and (for one process) of the admin endpoints. memory, counters: those
+    of shared memory, for pages and for what is in flight. metrics_folder:
     shared by all API processes. models: the first is the default.
     """
 
-    client: str
+    row: int
+    client: str = ""
     settings: bytes
     models: list[ModelStatus] = []
     listeners: list[int]
@@ -186,7 +181,6 @@ ControlMessage = (
     StartEngine
     | EngineStarted
     | StartFailed
-    | ForgetClient
     | StartWorker
     | WorkerReady
     | EngineUp
@@ -252,11 +246,11 @@ class ParentConnection:
             os._exit(1)  # the parent is gone; not exit(), as other threads may hang
         return message
 
-    def follow(self, on_message: Callable[[ControlMessage], None]) -> None:
-        """Receive messages in a thread from now on."""
+    def follow(self, on_message: Callable[[ControlMessage], object]) -> None:
+        """Receive messages in a thread from now on. Raises OverloadedError."""
 
         def run() -> None:
             while True:
                 on_message(self.receive())
 
-        threading.Thread(target=run, name="quire-parent", daemon=True).start()
+        start_thread(run, "quire-parent")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import queue
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -25,9 +24,7 @@ from quire.core.messages import (
 )
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.processes.control_channel import (
-    ControlMessage,
     EngineStarted,
-    ForgetClient,
     ParentConnection,
     StartEngine,
     StartFailed,
@@ -56,13 +53,12 @@ def main() -> None:
     start = line.receive()
     assert isinstance(start, StartEngine)
     configure_logging(start.log)
-    control: queue.SimpleQueue[ControlMessage] = queue.SimpleQueue()
-    line.follow(control.put)
+    line.follow(lambda _: None)  # nothing more comes, but its end
     try:
         page = StatusPage(start.memory, start.page, writable=True)
         core, info = _start_engine(start.config, page)
         socket = EngineSocket(start.address)
-        engine = EngineProcess(core, socket, page, control, start.epoch, start.num_restarts)
+        engine = EngineProcess(core, socket, page, start.epoch, start.num_restarts)
     except UserError as error:
         line.send(StartFailed.by(error))
         return
@@ -94,14 +90,12 @@ class EngineProcess:
         core: EngineCore,
         socket: EngineSocket,
         page: StatusPage,
-        control: queue.SimpleQueue[ControlMessage],
         epoch: int = 0,
         num_restarts: int = 0,
     ) -> None:
         self._core = core
         self._socket = socket
         self._page = page
-        self._control = control
         self._clients = ClientOutboxes()
         self._epoch, self._num_restarts = epoch, num_restarts
         self._stats = self._with_epoch(core.stats)
@@ -117,9 +111,6 @@ class EngineProcess:
         """Receive messages, run a step, send outputs. timeout: seconds to wait while idle."""
         core = self._core
         self._receive(0.0 if core.has_work else timeout)
-        while not self._control.empty():
-            if isinstance(message := self._control.get(), ForgetClient):
-                self._forget(message.client.encode())
         # after messages: a request may end an idle engine in its first step, and must be blamed
         self._page.heartbeat(self._stats.num_steps, has_work=core.has_requests)
         if core.has_work:
@@ -153,12 +144,11 @@ class EngineProcess:
         else:
             self._core.handle(message)
 
-    def _forget(self, client: bytes) -> None:
-        if orphans := self._clients.forget(client):
-            self._core.handle(AbortRequests(request_ids=orphans))
-
     def _send_outputs(self) -> None:
-        """Send each client a frame with its deltas; now and then one with statistics alone."""
+        """Send each client a frame with its deltas; now and then one with statistics alone.
+
+        A client that has died is noticed so, and its requests are aborted.
+        """
         now = time.monotonic()
         everyone = now - self._stats_sent_at > STATS_SECONDS
         if everyone:
@@ -172,7 +162,8 @@ class EngineProcess:
                 case Sent.OK:
                     outbox.clear()
                 case Sent.GONE:
-                    self._forget(client)
+                    if orphans := self._clients.forget(client):
+                        self._core.handle(AbortRequests(request_ids=orphans))
                 case Sent.FULL:  # its deltas are joined with later ones
                     outbox.is_full = True
 

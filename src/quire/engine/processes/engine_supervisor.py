@@ -11,10 +11,10 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from quire.config import EngineConfig
+import msgspec
+
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.processes import liveness
 from quire.engine.processes.child_process import Child, SpawnError, describe
@@ -36,7 +36,6 @@ from quire.engine.processes.liveness import (
 )
 from quire.engine.processes.status_page import StatusPage
 from quire.errors import EngineError
-from quire.logs import LogOptions
 from quire.shared_memory import clear_page
 
 logger = logging.getLogger(__name__)
@@ -45,62 +44,40 @@ SOCKET = "ipc://"  # before a path, in ZeroMQ's addresses
 ENGINE_MODULE = "quire.engine.processes.engine_process"
 
 
-@dataclass(frozen=True, slots=True)
-class EngineProcessSettings:
-    """The folder of an engine's sockets, its pages of shared memory, and how it is watched.
-
-    number: unique, in file names. memory: file descriptor; pages: numbers of two, for processes in
-    turn, so that the last one's can be read while the next one starts. first_epoch: how many
-    processes the model had before; num_restarts: how many of them replaced one that had died. hang:
-    seconds without a heartbeat after which it is killed; load: seconds without progress while it
-    loads the model; 0: never.
-    """
-
-    folder: Path
-    memory: int
-    pages: tuple[int, int]
-    number: int
-    first_epoch: int
-    hang: float
-    load: float
-    log: LogOptions
-    num_restarts: int = 0
-
-
 class EngineSupervisor:
     """Keeps one model's engine process running until `run` is cancelled.
 
-    on_change: called when the engine accepts requests, and when it no longer does.
+    first: what the first process gets first, with the part of the address that all have. pages:
+    numbers of two, for processes in turn, so that the last one's can be read while the next one
+    starts. on_change: called when the engine accepts requests, and when it no longer does. hang:
+    seconds without a heartbeat after which a process is killed; load: seconds without progress
+    while it loads the model; 0: never.
     """
 
     def __init__(
         self,
         name: str,
-        config: EngineConfig,
-        settings: EngineProcessSettings,
+        first: StartEngine,
+        pages: tuple[int, int],
         on_change: Callable[[EngineUp | EngineDown], None],
+        hang: float,
+        load: float,
     ) -> None:
         self.name = name
         self.started: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self.up: EngineUp | None = None
-        self._config = config
-        self._settings = settings
+        self._first, self._pages = first, pages
         self._on_change = on_change
-        self._child: Child | None = None
+        self._hang, self._load = hang, load
         self._page: StatusPage | None = None
         self._last_used = time.monotonic()  # by earlier processes
-        self.epoch = settings.first_epoch  # of the current process, or of the next
-        self.num_restarts = settings.num_restarts
+        self.epoch = first.epoch  # of the current process, or of the next
+        self.num_restarts = first.num_restarts
 
     @property
     def last_used(self) -> float:
         """When it last had work, or was started, in monotonic seconds."""
         return max(self._last_used, 0.0 if self._page is None else self._page.last_work)
-
-    def send(self, message: ControlMessage) -> None:
-        """Send a message to the process, if there is one."""
-        if self._child is not None:
-            self._child.send(message)
 
     async def run(self) -> None:
         """Keep the engine process running until cancelled.
@@ -111,7 +88,7 @@ class EngineSupervisor:
         deaths = Deaths()
         while True:
             try:
-                was_useful, is_outside = await self._run_once(self.epoch)
+                was_useful, is_outside = await self._run_once()
             except SpawnError as error:
                 if not self.started.done():
                     raise
@@ -132,19 +109,25 @@ class EngineSupervisor:
             self.num_restarts += 1
             await asyncio.sleep(deaths.pause)
 
-    async def _run_once(self, epoch: int) -> tuple[bool, bool]:
+    async def _run_once(self) -> tuple[bool, bool]:
         """Run one process to its end.
 
         Returns whether it served steadily, and whether no request can have caused its end.
         """
-        first = self._first_message(epoch)
+        first = msgspec.structs.replace(
+            self._first,
+            epoch=self.epoch,
+            num_restarts=self.num_restarts,
+            address=f"{self._first.address}-{self.epoch}",
+            page=self._pages[self.epoch % 2],
+        )
         try:
             clear_page(first.memory, first.page)
             page = StatusPage(first.memory, first.page)
         except OSError as error:
             text = f"there is no shared memory for an engine ({error}); free some memory"
             raise SpawnError(text) from error
-        child = self._child = await Child.spawn(ENGINE_MODULE, first, pass_fds=(first.memory,))
+        child = await Child.spawn(ENGINE_MODULE, first, pass_fds=(first.memory,))
         self._page, cause = page, DeathCause()
         begin = math.inf
         try:
@@ -158,7 +141,6 @@ class EngineSupervisor:
                     raise reply.as_error()
                 logger.error("the engine could not start: %s", reply.message)
         finally:
-            self._child = None
             status = await child.end()
             Path(first.address.removeprefix(SOCKET)).unlink(missing_ok=True)
             # not by steps alone: a fault at the first large batch comes after some steps
@@ -179,7 +161,7 @@ class EngineSupervisor:
 
         Raises EngineError if the first process makes no progress for too long.
         """
-        limit, is_logged = self._settings.load, False
+        limit, is_logged = self._load, False
         progress = LoadProgress(child.pid, limit)
         reply = asyncio.ensure_future(child.receive())
         try:
@@ -208,22 +190,10 @@ class EngineSupervisor:
         finally:
             reply.cancel()
 
-    def _first_message(self, epoch: int) -> StartEngine:
-        settings = self._settings
-        return StartEngine(
-            config=self._config,
-            epoch=epoch,
-            num_restarts=self.num_restarts,
-            address=f"{SOCKET}{settings.folder}/engine-{settings.number}-{epoch}",
-            memory=settings.memory,
-            page=settings.pages[epoch % 2],
-            log=settings.log,
-        )
-
     def _on_started(self, info: EngineInfo, address: str, page: int) -> None:
         self.up = EngineUp(
             name=self.name,
-            config=self._config,
+            config=self._first.config,
             info=info,
             address=address,
             page=page,
@@ -234,15 +204,14 @@ class EngineSupervisor:
 
     async def _watch(self, child: Child, page: StatusPage, cause: DeathCause) -> None:
         """Wait until the process has died, or its heartbeat is too old."""
-        hang = self._settings.hang
-        silence = Silence(hang)
+        silence = Silence(self._hang)
         # an engine sends nothing more, so this is its end
         end = asyncio.ensure_future(child.receive())
         try:
             while not end.done():
                 cause.watch()
                 await asyncio.wait({end}, timeout=silence.tick)
-                if silence.seconds(page.age()) > hang > 0:
+                if silence.seconds(page.age()) > self._hang > 0:
                     cause.hung(child.pid)
                     logger.error(
                         "engine process %d has had no heartbeat for %.0f s; it is killed",

@@ -37,7 +37,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     explain: Callable[[UserError], UserError] = lambda error: error
 
 
-def limit_problems(models: Sequence[tuple[ModelSpec, Footprint]], limit: int) -> dict[str, str]:
+def limit_problems(models: Sequence[tuple[ModelSpec, Footprint]], limit: float) -> dict[str, str]:
     """The problems of models that do not fit in model_memory_bytes, by name. limit: that."""
     problems = {
         model.name: f"model {model.name} takes {size}, but model_memory_bytes is {limit:,}; "

@@ -38,7 +38,7 @@ class Sent(enum.Enum):
 
     OK = enum.auto()
     FULL = enum.auto()  # the client does not read; try again later
-    GONE = enum.auto()  # the client has disconnected
+    GONE = enum.auto()  # the client has disconnected, or died
 
 
 class EngineSocket:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -39,7 +40,14 @@ from quire.engine.processes.fleet_model import (
 )
 from quire.engine.processes.liveness import NOTE_SECONDS, open_files
 from quire.engine.processes.server_supervisor import ServerSupervisor
-from quire.errors import CheckpointError, ConfigError, QualityGateError, QuireError, UserError
+from quire.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineError,
+    QualityGateError,
+    QuireError,
+    UserError,
+)
 from quire.hub import pinned
 from quire.processes import in_detached_thread
 
@@ -79,6 +87,7 @@ class ModelFleet:
     ) -> None:
         self._supervisor = supervisor
         self._settings = settings
+        self._limit: float = math.inf if settings.memory_bytes is None else settings.memory_bytes
         self._models = {plan.name: FleetModel(plan) for plan in plans}
         self._memory_lock = asyncio.Lock()  # held while memory is being freed
         self._claimant: FleetModel | None = None  # which it is being freed for
@@ -126,7 +135,6 @@ class ModelFleet:
 
     def on_death(self, client: str) -> None:
         """Handle the death of an API process: it uses no model any more."""
-        self._supervisor.forget_client(client)
         for model in self._models.values():
             model.record_consent(client, agreed=True)
 
@@ -151,6 +159,10 @@ class ModelFleet:
             self._set_state(model, model.state)
         except QuireError as error:
             self._record_failure(model, error)
+        except Exception:  # requests wait for the outcome
+            logger.exception("model %s could not be loaded", model.plan.name)
+            text = "the model could not be loaded; the log says why"
+            self._record_failure(model, EngineError(text))
         finally:
             model.load = None
 
@@ -267,11 +279,10 @@ class ModelFleet:
 
     def _check_limit(self, models: Sequence[FleetModel]) -> None:
         """Raise ConfigError if models do not fit in the memory limit, however few are loaded."""
-        if (limit := self._settings.memory_bytes) is not None:
-            sizes = [(model.plan, model.footprint) for model in models]
-            measured = [(plan, size) for plan, size in sizes if size is not None]
-            for problem in limit_problems(measured, limit).values():
-                raise ConfigError(problem)
+        sizes = [(model.plan, model.footprint) for model in models]
+        measured = [(plan, size) for plan, size in sizes if size is not None]
+        for problem in limit_problems(measured, self._limit).values():
+            raise ConfigError(problem)
 
     async def _free_memory(self, model: FleetModel) -> None:
         """Unload least recently used models, if this one fits then. Raises OutOfModelMemoryError.
@@ -281,21 +292,19 @@ class ModelFleet:
         If all are in use, and have been while requests of this one were refused, those that were
         loaded first get no new requests until theirs have ended.
         """
-        limit = self._settings.memory_bytes
-        assert limit is not None, "without one, each model fits"
         self._claimant = model
         others = [other for other in self._models.values() if other.engine is not None]
         others.sort(key=lambda other: 0.0 if other.engine is None else other.engine.last_used)
         await self._unload_enough(model, [o for o in others if not o.seconds_until_idle])
-        if self._num_bytes_with(model) > limit and model.may_demand_memory():
+        if self._num_bytes_with(model) > self._limit and model.may_demand_memory():
             idle = [o for o in others if not (o.seconds_until_idle or o.has_had_turn)]
             due = sorted((o for o in others if o.has_had_turn), key=lambda other: other.turn_began)
             await self._unload_enough(model, idle + due, grace=DRAIN_SECONDS)
-        if (needed := self._num_bytes_with(model)) > limit:
+        if (needed := self._num_bytes_with(model)) > self._limit:
             loaded = ", ".join(f"{o.plan.name} ({o.size_text})" for o in others if o.engine)
             raise OutOfModelMemoryError(
                 f"model {model.plan.name} takes {model.size_text}; with those that are in use, "
-                f"{loaded}, that would be {needed:,} of {limit:,} bytes; send it again later"
+                f"{loaded}, that would be {needed:,} of {self._limit:,} bytes; send it again later"
             )
 
     async def _unload_enough(
@@ -307,10 +316,8 @@ class ModelFleet:
         turn, else at once. Without grace the last one is asked first: the most recently used, which
         may refuse before another makes room in vain.
         """
-        limit = self._settings.memory_bytes
-        assert limit is not None, "without one, each model fits"
         left = [other for other in others if other.can_unload]
-        while (missing := self._num_bytes_with(model) - limit) > 0:
+        while (missing := self._num_bytes_with(model) - self._limit) > 0:
             freed = accumulate(other.num_bytes or 0 for other in left)
             count = next((i for i, size in enumerate(freed, 1) if size >= missing), 0)
             if count == 0:
@@ -323,11 +330,9 @@ class ModelFleet:
 
     def _fits_now(self, model: FleetModel) -> bool:
         """Whether it fits as it is, and still beside the one that memory is being freed for."""
-        if (limit := self._settings.memory_bytes) is None:
-            return True
         claimant = self._claimant or model
         after = self._num_bytes_with(model, claimant, without=self._due)
-        return max(self._num_bytes_with(model), after) <= limit
+        return max(self._num_bytes_with(model), after) <= self._limit
 
     def _num_bytes_with(self, *models: FleetModel, without: Sequence[FleetModel] = ()) -> int:
         """Memory of these models and all loaded ones but those without."""

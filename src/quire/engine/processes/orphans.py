@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 
 SECONDS = 1.0  # between two looks
 
@@ -19,7 +20,8 @@ async def reap_forever() -> None:
         await asyncio.sleep(SECONDS)
         ended = _first_ended()
         if ended and ended == before:
-            os.waitpid(ended, os.WNOHANG)
+            with suppress(ChildProcessError):  # somebody waited for it after all
+                os.waitpid(ended, os.WNOHANG)
         before = ended
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from quire.core.messages import EngineMessage, StepOutput
 from quire.engine.core.engine_info import EngineInfo
-from quire.engine.frontend.engine_link import EngineListener
+from quire.engine.frontend.request_tracker import RequestTracker
 from quire.engine.processes.control_channel import EngineDown
 from quire.engine.processes.ipc import EngineConnection
 from quire.engine.processes.status_page import StatusPage
@@ -21,22 +21,17 @@ class ProcessLink:
 
     def __init__(self, client: str, address: str, page: StatusPage) -> None:
         self.client = client
-        self._listener: EngineListener | None = None
+        self._listener: RequestTracker | None = None
         self._connect(address, page)
 
-    def attach(self, listener: EngineListener) -> None:
-        """Send outputs and state changes to this listener from now on."""
+    def attach(self, listener: RequestTracker) -> None:
+        """See `EngineLink`."""
         self._listener = listener
 
     @property
     def is_alive(self) -> bool:
         """Whether there is a connection to an engine process."""
         return self._connection is not None
-
-    @property
-    def num_bad_frames(self) -> int:
-        """Invalid frames from the current engine process."""
-        return 0 if self._connection is None else self._connection.num_bad_frames
 
     @property
     def last_work(self) -> float:
@@ -74,7 +69,7 @@ class ProcessLink:
             self._listener.on_up(info)
 
     async def close(self) -> None:
-        """Disconnect; the supervisor has the engine forget this client."""
+        """Disconnect; the engine aborts what it still runs for this client."""
         self._disconnect()
 
     def _connect(self, address: str, page: StatusPage) -> None:

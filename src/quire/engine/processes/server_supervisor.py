@@ -21,14 +21,12 @@ from quire.engine.processes.control_channel import (
     ControlMessage,
     EngineDown,
     EngineUp,
-    ForgetClient,
+    StartEngine,
     StartWorker,
 )
-from quire.engine.processes.engine_supervisor import EngineProcessSettings, EngineSupervisor
+from quire.engine.processes.engine_supervisor import SOCKET, EngineSupervisor
 from quire.engine.processes.orphans import reap_forever
 from quire.engine.processes.private_folder import private_folder
-from quire.engine.processes.worker_heartbeats import PAGE as HEARTBEATS_PAGE
-from quire.engine.processes.worker_heartbeats import WorkerHeartbeats
 from quire.engine.processes.worker_supervisor import WorkerParent, WorkerSupervisor
 from quire.errors import EngineError
 from quire.logs import LogOptions
@@ -84,7 +82,8 @@ class ServerSupervisor:
             self._folder = opened.enter_context(private_folder())
             try:
                 self._memory, self._counters = (_shared_memory(opened) for _ in range(2))
-                clear_page(self._memory, HEARTBEATS_PAGE)
+                for row in range(self._settings.num_workers):
+                    clear_page(self._memory, row)
             except OSError as error:
                 text = f"there is no shared memory for processes ({error}); free some memory"
                 raise EngineError(text) from error
@@ -150,21 +149,21 @@ class ServerSupervisor:
         on_end: called with the error if it cannot be started or kept running.
         """
         assert name not in self._engines
-        first_epoch, num_restarts = self._past.get(name, (0, 0))
-        last = HEARTBEATS_PAGE + 2 * len(self._pages)
-        settings = EngineProcessSettings(
-            folder=self._folder,
-            memory=self._memory,
-            pages=self._pages.setdefault(name, (last + 1, last + 2)),
-            number=self._num_engines,
-            first_epoch=first_epoch,
+        epoch, num_restarts = self._past.get(name, (0, 0))
+        page = self._settings.num_workers + 2 * len(self._pages)
+        first = StartEngine(
+            config=config,
+            epoch=epoch,
             num_restarts=num_restarts,
-            hang=self._settings.hang_timeout,
-            load=self._settings.load_timeout,
+            address=f"{SOCKET}{self._folder}/engine-{self._num_engines}",
+            memory=self._memory,
             log=self._settings.log,
         )
         self._num_engines += 1
-        engine = self._engines[name] = EngineSupervisor(name, config, settings, self.broadcast)
+        pages = self._pages.setdefault(name, (page, page + 1))
+        limits = self._settings.hang_timeout, self._settings.load_timeout
+        engine = EngineSupervisor(name, first, pages, self.broadcast, *limits)
+        self._engines[name] = engine
 
         def end(error: BaseException) -> None:
             self._forget_engine(engine)
@@ -203,22 +202,19 @@ class ServerSupervisor:
     def start_workers(self, parent: WorkerParent) -> None:
         """Start the API processes and keep them running. parent: see `WorkerParent`."""
         admin = None if self._admin is None else self._admin.fileno()
-        heartbeats = WorkerHeartbeats(self._memory)
         limits = self._settings.hang_timeout, self._settings.load_timeout
-        for index in range(self._settings.num_workers):
+        for row in range(self._settings.num_workers):
             first = StartWorker(
-                client=str(index),
+                row=row,
                 settings=self._settings.worker_settings,
                 listeners=[listener.fileno() for listener in self._listeners],
-                admin=admin if index == 0 else None,
+                admin=admin if row == 0 else None,
                 memory=self._memory,
                 counters=self._counters,
                 metrics_folder=str(self._folder),
                 log=self._settings.log,
             )
-            worker = WorkerSupervisor(
-                self._settings.worker_module, first, parent, heartbeats, index, *limits
-            )
+            worker = WorkerSupervisor(self._settings.worker_module, first, parent, *limits)
             self._workers.append(worker)
             self._supervise(worker, self.fail)
 
@@ -239,11 +235,6 @@ class ServerSupervisor:
     def reachable(self) -> list[EngineUp]:
         """The engines that accept requests."""
         return [engine.up for engine in self._engines.values() if engine.up is not None]
-
-    def forget_client(self, client: str) -> None:
-        """Tell all engines that an API process has died, so that they abort its requests."""
-        for engine in self._engines.values():
-            engine.send(ForgetClient(client=client))
 
     # ------------------------------------------------------------------ tasks
 

@@ -1,12 +1,13 @@
-"""The status page of an engine process: heartbeat and started requests, in shared memory.
+"""The status page of a process, in shared memory: its heartbeat, and an engine's started requests.
 
-It can be read whatever the engine is doing. One page per engine process, written by the engine
-alone and without locks: each field is an aligned 8-byte word. The supervisor reads whether the
-engine hangs; the frontend reads, after a death, which requests had started to run.
+It can be read whatever the process is doing. Each process has one, which it alone writes and
+without locks: each field is an aligned 8-byte word. The supervisor reads whether the process hangs;
+the frontend reads, after an engine's death, which requests had started to run.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 import zlib
 from collections.abc import Iterable
@@ -15,11 +16,12 @@ from quire.shared_memory import PAGE_BYTES, map_page
 
 _HEARTBEAT, _HAS_WORK, _NUM_STEPS, _NUM_STARTED, _LAST_WORK = range(5)
 _HEADER_WORDS = 8
+SECONDS_BETWEEN = 0.5  # of two heartbeats of an API process
 RING_WORDS = PAGE_BYTES // 8 - _HEADER_WORDS  # of started requests: more than any batch holds
 
 
 class StatusPage:
-    """One engine process's page of shared memory; the engine alone maps it `writable`."""
+    """One process's page of shared memory; the process alone maps it `writable`."""
 
     def __init__(self, memory: int, number: int, *, writable: bool = False) -> None:
         self._map = map_page(memory, number, writable=writable)
@@ -30,7 +32,13 @@ class StatusPage:
         self._words.release()
         self._map.close()
 
-    # ------------------------------------------------------------------ the engine writes
+    # ------------------------------------------------------------------ the process writes
+
+    async def report_forever(self) -> None:
+        """Record that the event loop of an API process runs, until cancelled."""
+        while True:
+            self.heartbeat(0, has_work=False)
+            await asyncio.sleep(SECONDS_BETWEEN)
 
     def heartbeat(self, num_steps: int, *, has_work: bool) -> None:
         """Record that the loop runs: before each step, and several times a second while idle."""
@@ -72,7 +80,7 @@ class StatusPage:
         return self._words[_LAST_WORK] / 1e9
 
     def age(self) -> float:
-        """Seconds since the last heartbeat; 0 before the first, while the model is loaded."""
+        """Seconds since the last heartbeat; 0 before the first, while the process starts."""
         last = self._words[_HEARTBEAT]
         return max(0, time.monotonic_ns() - last) / 1e9 if last else 0.0
 

@@ -11,6 +11,7 @@ import itertools
 import logging
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Protocol
 
 import msgspec
@@ -26,8 +27,9 @@ from quire.engine.processes.control_channel import (
     WorkerReady,
 )
 from quire.engine.processes.liveness import Deaths, LoadProgress, Silence
-from quire.engine.processes.worker_heartbeats import WorkerHeartbeats
+from quire.engine.processes.status_page import StatusPage
 from quire.errors import EngineError
+from quire.shared_memory import clear_page
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +53,9 @@ class WorkerParent(Protocol):
 class WorkerSupervisor:
     """Keeps one API process running. client: the current process's name; None if there is none.
 
-    index: of its heartbeat. hang: seconds without one after which it is killed; load: seconds
-    without progress before the first one; 0: never.
+    first: what each process gets first, but for its name and the models. hang: seconds without a
+    heartbeat after which it is killed; load: seconds without progress before the first one; 0:
+    never.
     """
 
     def __init__(
@@ -60,8 +63,6 @@ class WorkerSupervisor:
         module: str,
         first: StartWorker,
         parent: WorkerParent,
-        heartbeats: WorkerHeartbeats,
-        index: int,
         hang: float,
         load: float,
     ) -> None:
@@ -70,10 +71,9 @@ class WorkerSupervisor:
         self._module = module
         self._first = first
         self._parent = parent
-        self._heartbeats, self._index = heartbeats, index
         self._hang, self._load = hang, load
         self._child: Child | None = None
-        self._is_leaving = False
+        self._leaving = asyncio.Event()
 
     def send(self, message: ControlMessage) -> None:
         """Send a message to the process, if there is one."""
@@ -82,7 +82,7 @@ class WorkerSupervisor:
 
     def leave(self) -> None:
         """Ask the process to end when its requests are done; `run` returns then."""
-        self._is_leaving = True
+        self._leaving.set()
         if self._child is not None:
             self._child.terminate()
 
@@ -91,20 +91,23 @@ class WorkerSupervisor:
         deaths = Deaths()
         for incarnation in itertools.count():
             begin = time.monotonic()
-            client = f"{self._first.client}.{incarnation}"
+            client = f"{self._first.row}.{incarnation}"
             try:
                 how = await self._run_once(client)
             except SpawnError as error:
                 how = str(error)
             self._parent.on_death(client)
-            if self._is_leaving:
+            if self._leaving.is_set():
                 return
             logger.error("API process %s ended (%s)", client, how)
             deaths.add(was_steady=time.monotonic() - begin > liveness.STEADY_SECONDS)
             if deaths.are_too_many:
                 text = f"an API process died {deaths.in_a_row} times in a row; the log says how"
                 raise EngineError(text)
-            await asyncio.sleep(deaths.pause)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(deaths.pause):
+                    await self._leaving.wait()
+                    return
 
     async def _run_once(self, client: str) -> str:
         """Run one process to its end; returns how it ended."""
@@ -112,16 +115,17 @@ class WorkerSupervisor:
         first = msgspec.structs.replace(self._first, client=client, models=models)
         inherited = (*first.listeners, first.admin, first.memory, first.counters)
         descriptors = tuple(fd for fd in inherited if fd is not None)
-        self._heartbeats.clear(self._index)
+        clear_page(first.memory, first.row)
+        page = StatusPage(first.memory, first.row)
         child = await Child.spawn(self._module, first, pass_fds=descriptors, low_priority=True)
         for status in self._parent.statuses():  # they may have changed meanwhile
             child.send(status)
         for up in self._parent.reachable():
             child.send(up)
         self._child, self.client = child, client
-        if self._is_leaving:
+        if self._leaving.is_set():
             child.terminate()
-        watch = asyncio.create_task(self._watch(child, client))
+        watch = asyncio.create_task(self._watch(child, page, client))
         try:
             while (message := await child.receive()) is not None:
                 if isinstance(message, StartFailed):
@@ -133,27 +137,28 @@ class WorkerSupervisor:
                 self._parent.on_message(client, message)
         finally:
             watch.cancel()
+            page.close()
             self._child = self.client = None
             exit_status = await child.end()
         return describe(exit_status)
 
-    async def _watch(self, child: Child, client: str) -> None:
+    async def _watch(self, child: Child, page: StatusPage, client: str) -> None:
         """Kill the process when its event loop gives no sign of life, or does not get that far."""
         if self._load:
-            await self._wait_for_start(child, client)
+            await self._wait_for_start(child, page, client)
         silence = Silence(self._hang)
         while self._hang:
             await asyncio.sleep(silence.tick)
-            if (age := silence.seconds(self._heartbeats.age(self._index))) > self._hang:
+            if (age := silence.seconds(page.age())) > self._hang:
                 text = "API process %s has had no heartbeat for %.0f s; it is killed"
                 logger.error(text, client, age)
                 child.kill()
                 return
 
-    async def _wait_for_start(self, child: Child, client: str) -> None:
+    async def _wait_for_start(self, child: Child, page: StatusPage, client: str) -> None:
         """Wait for the first heartbeat; kill the process when it makes no progress."""
         progress = LoadProgress(child.pid, self._load)
-        while not self._heartbeats.age(self._index):
+        while not page.age():
             await asyncio.sleep(progress.tick)
             if (idle := progress.idle_seconds()) > self._load:
                 text = "API process %s made no progress for %.0f s while it started; it is killed"

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from quire.array_types import Array
 from quire.config import ModelSettings
+from quire.errors import OverloadedError
 from quire.kernels.cpu import native
 from quire.kernels.cpu.torch_matmul import is_emulated
 from quire.kernels.dispatch import describe
@@ -53,7 +55,7 @@ from quire.models.prepared.prepared_reader import (
 )
 from quire.models.prepared.safetensors_writer import bring_to_disk, stored_dtype, write_tensors
 from quire.models.prepared.unfinished_file import unfinished_file
-from quire.processes import interrupted
+from quire.processes import interrupted, start_thread
 from quire.quantization.stored_weight import describe as describe_weight
 
 logger = logging.getLogger(__name__)
@@ -113,13 +115,11 @@ class PreparedWeights:
         if sum(tensor.nbytes for tensor in tensors.values()) < WORTH_BYTES:
             return None
         ending = _ProcessEnd()
-        thread = threading.Thread(
-            target=self._save,
-            args=(tensors, formats_of(model), _tables(model), ending),
-            name="quire-prepared",
-        )
-        thread.daemon = True
-        thread.start()
+        work = partial(self._save, tensors, formats_of(model), _tables(model), ending)
+        try:
+            thread = start_thread(work, "quire-prepared")
+        except OverloadedError:  # a later start saves them
+            return None
         atexit.register(ending.wait_for, thread)
         return thread
 

@@ -40,11 +40,6 @@ class Drain:
         """Whether new requests are refused."""
         return self._deadline is not None
 
-    @property
-    def num_running(self) -> int:
-        """Requests whose answers are not complete."""
-        return len(self._running)
-
     def enter(self) -> asyncio.Task[Any]:
         """Register the current task, returned, as serving a request. Raises DrainingError."""
         if self._deadline is not None:
@@ -63,7 +58,8 @@ class Drain:
     async def run(self, grace: float) -> None:
         """Refuse new requests, wait for the running ones, and cut them after `grace` seconds."""
         if self._running:
-            logger.info("shutting down: %g s to finish for requests: %d", grace, self.num_running)
+            text = "shutting down: %g s to finish for requests: %d"
+            logger.info(text, grace, len(self._running))
         else:
             logger.info("shutting down: no request is running")
         self._deadline = time.monotonic() + grace

@@ -16,7 +16,8 @@ import socket
 import threading
 from collections.abc import Mapping, Sequence
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, OverloadedError
+from quire.processes import start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -46,19 +47,26 @@ class AllowedHosts:
         if not is_local:
             self._suffixes += _PRIVATE
         self._known: set[bytes] = set()  # headers that were allowed before
-        self.lookup = threading.Thread(target=self._add_full_name, name="quire-fqdn", daemon=True)
+        self.lookup: threading.Thread | None = None
         if not self._is_open and not is_local:
-            self.lookup.start()
+            self._look_up()
 
     def log_names(self) -> None:
         """Tell for which hosts requests are served; waits for the look-up of the full name."""
         if self._is_open:
             return
-        if self.lookup.ident is not None:
+        if self.lookup is not None:
             self.lookup.join(LOOKUP_SECONDS)
         names = ", ".join(sorted({*self._names, *(f"*{suffix}" for suffix in self._suffixes)}))
         text = "without an API key requests are served for IP addresses, names without a dot and %s"
         logger.info("%s; others get 403 (--allowed-hosts)", text % names)
+
+    def _look_up(self) -> None:
+        try:
+            self.lookup = start_thread(self._add_full_name, "quire-fqdn")
+        except OverloadedError:
+            text = "no thread could be started to look up this machine's full name, for which "
+            logger.warning(text + "requests get 403; name it with --allowed-hosts")
 
     def _add_full_name(self) -> None:
         self._names = {*self._names, socket.getfqdn().lower().removesuffix(".")}

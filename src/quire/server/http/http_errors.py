@@ -256,8 +256,5 @@ def _from_router(error: HTTPException) -> HttpError:
         allowed = ", ".join(sorted((error.headers or {}).get("Allow", "another").split(", ")))
         text = f"method not allowed on this path; use {allowed}"
         return HttpError(405, text, code="method_not_allowed", headers={"allow": allowed})
-    if error.status_code == 404:
-        text = "no such path; the API is under /v1, such as /v1/chat/completions"
-        return HttpError(404, text, code="not_found")
     text = "the request is malformed; check it against the API's description"
     return HttpError(error.status_code, text, code="bad_request")

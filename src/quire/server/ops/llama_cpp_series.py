@@ -13,7 +13,7 @@ def llama_cpp_series(engines: list[EngineTotal]) -> Iterator[Metric]:
     """llama.cpp's metric families."""
     requests = [engine.requests for engine in engines]
     computed = sum(r.num_computed_prompt_tokens.sum for r in requests)
-    cached = sum(r.num_prompt_tokens.sum for r in requests) - computed
+    cached = sum(r.num_cached_tokens for r in requests)
     prompt_seconds = sum(r.prefill_time.sum for r in requests)
     generated = sum(r.num_generation_tokens.sum for r in requests)
     seconds = sum(r.decode_time.sum for r in requests)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import os
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
@@ -143,10 +144,9 @@ class SnapshotFolder:
         It may be interrupted anywhere: the new sum is written together with the names of its
         files, which no longer count from then on, deleted or not.
         """
-        lock = self._lock()
-        if lock is not None:  # else another process folds
-            with lock:
-                self._fold()
+        with self._folding() as old:
+            if old is not None:
+                self._fold(old)
 
     def sum_epochs(self, own: Snapshot) -> dict[str, int]:
         """Write one sum of each engine's old epochs to the folded file.
@@ -154,14 +154,10 @@ class SnapshotFolder:
         own: the newest snapshot of this process. Returns the last summed epoch by model: snapshots
         need not contain older ones.
         """
-        lock = self._lock()
-        if lock is None:  # another process folds
-            return {}
-        with lock:
-            old = self._read(FOLDED)
-            if old is None and self._file(FOLDED).exists():
-                return {}  # it cannot be read now, so it must not be replaced
-            new = old or Snapshot(started=own.started)
+        with self._folding() as new:
+            if new is None:
+                return {}
+            new.started = min(new.started, own.started)
             for model, total in Snapshot.joined([*self._read_all(), own]).engines.items():
                 total.sum_old_epochs()
                 past = new.engines.setdefault(model, EngineFigures(requests=RequestFigures()))
@@ -169,16 +165,13 @@ class SnapshotFolder:
             done = self._replace(FOLDED, new)
         return {model: past.summed_epoch for model, past in new.engines.items()} if done else {}
 
-    def _fold(self) -> None:
-        old = self._read(FOLDED)
-        if old is None and self._file(FOLDED).exists():
-            return  # it cannot be read now, so it must not be replaced
-        done = {name for name in old.folded if self._file(name).exists()} if old else set()
+    def _fold(self, old: Snapshot) -> None:
+        done = {name for name in old.folded if self._file(name).exists()}
         dead = {name for name in self._names() if _is_dead(name)} - done
         parts = {name: part for name in dead if (part := self._read(name))}
         broken = {name for name in dead - set(parts) if self._is_damaged(name)}
         if parts:
-            total = Snapshot.joined([*([old] if old else []), *parts.values()])
+            total = Snapshot.joined([old, *parts.values()])
             total.folded = sorted(done | set(parts))
             if not self._replace(FOLDED, total):
                 return
@@ -206,18 +199,21 @@ class SnapshotFolder:
             return None
         return found.st_ino, found.st_mtime_ns
 
-    def _lock(self) -> IO[bytes] | None:
-        """The lock for folding, held until it is closed or its process dies; None if taken."""
-        try:
-            lock = (self._path / "folding.lock").open("wb")
-        except OSError:
-            return None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            return None
-        return lock
+    @contextmanager
+    def _folding(self) -> Iterator[Snapshot | None]:
+        """The sum in the folded file, which nobody else replaces in this context.
+
+        None while another process folds, and where the file cannot be read: it must stay then.
+        """
+        with ExitStack() as stack:
+            old = None
+            with suppress(OSError):
+                lock = stack.enter_context((self._path / "folding.lock").open("wb"))
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until its process dies
+                old = self._read(FOLDED)
+                if old is None and not self._file(FOLDED).exists():
+                    old = Snapshot(started=math.inf)
+            yield old
 
     def _replace(self, name: str, snapshot: Snapshot) -> bool:
         draft = self._path / f"{self._name}.draft"

@@ -221,10 +221,7 @@ def _requests(engines: Engines) -> Iterator[Metric]:
     yield _counter(
         "vllm:request_success", "Answers that ended, by reason.", ended, "finished_reason"
     )
-    cached = [
-        ((model,), e.requests.num_prompt_tokens.sum - e.requests.num_computed_prompt_tokens.sum)
-        for model, e in engines
-    ]
+    cached = [((model,), e.requests.num_cached_tokens) for model, e in engines]
     text = "Prompt tokens of ended requests that were found in the prefix cache."
     yield _counter("vllm:prompt_tokens_cached", text, cached)
     for name, text, key in REQUEST_HISTOGRAMS:

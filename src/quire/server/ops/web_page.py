@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.server.http.http_errors import HttpError
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.ops.api_html import api_html
 from quire.server.ops.openapi import document
@@ -91,7 +91,8 @@ class WebPage:
     async def _asset(self, request: Request) -> Response:
         asset = self._assets.get(request.scope["path"])
         if asset is None:
-            raise HTTPException(404)
+            text = "no such file of the page; load the page again"
+            raise HttpError(404, text, code="not_found")
         return await asset.answer(request)
 
 
