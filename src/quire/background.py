@@ -121,6 +121,15 @@ class BackgroundThreads(LazyThreads):
         super().__init__(num_threads, name, partial(setattr, _here, "is_background", True))
 
 
+def try_start(thread: threading.Thread) -> bool:
+    """Start a thread that others can do without; False where the system has none left."""
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True
+
+
 def no_thread() -> OverloadedError:
     """The error of work for which no thread can be started."""
     return OverloadedError(

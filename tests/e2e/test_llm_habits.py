@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -380,6 +381,19 @@ def test_a_fork_of_a_program_that_has_run_pytorch_is_refused(runs: bool) -> None
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == runs, done
     assert ("ConfigError: PyTorch has run in the process that" in done.stderr) == runs, done
+
+
+def test_answers_where_the_system_starts_no_more_threads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with LLM(device="cpu", prepared_weights=str(tmp_path)) as llm:
+        (output,) = llm.generate("Hello", SamplingParams(max_tokens=3))
+        assert len(output.outputs[0].token_ids) == 3
+    assert [*tmp_path.iterdir()] == []  # nobody could write beside
 
 
 def test_prompts_are_cut_at_their_start(llm: LLM) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,20 @@ def test_the_first_failed_request_names_the_weight(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(EngineError, match=f"because the weight {NAME} .*download"):
                 llm.generate("Hello", SamplingParams(max_tokens=2))
+
+
+def test_a_failed_request_ends_where_no_thread_can_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    folder = copied_model(tmp_path / "model")
+    damage(folder, float("nan"), torch.float32)
+    with LLM(model=folder, device="cpu", dtype="float32") as llm:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(EngineError, match="non-finite"):
+            llm.generate("Hello", SamplingParams(max_tokens=2))
 
 
 def test_prepared_weights_are_damaged_once(tmp_path: Path) -> None:

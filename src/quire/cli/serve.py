@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from quire.background import try_start
 from quire.cli.banner import key_in_shell, ready_text
 from quire.cli.models_file import ConfigFile
 from quire.cli.open_file_limit import raise_open_file_limit
@@ -256,7 +257,7 @@ async def _serve(
             if not key and not all(map(is_loopback, listeners)):
                 print(_OPEN_TO_ALL, flush=True)
             # a thread, as it waits for DNS
-            threading.Thread(target=settings.hosts.log_names, daemon=True).start()
+            try_start(threading.Thread(target=settings.hosts.log_names, daemon=True))
             await supervisor.run()
 
         ended_by = await _until_signal(work(), signals)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
+from quire.background import try_start
 from quire.core.messages import RequestDelta
 from quire.scheduler.request_outputs import NON_FINITE
 
@@ -59,7 +60,8 @@ class WeightSearch:
     def take(self, timeout: float) -> list[RequestDelta]:
         """The deltas that were held back, once the search has ended; waits for it so long."""
         assert self._thread is not None
-        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._thread.join(timeout)
         if self._thread.is_alive() and time.monotonic() < self._due:
             return []
         deltas, self._held = self._held, []
@@ -71,7 +73,7 @@ class WeightSearch:
         if self._thread is None:
             self._due = time.monotonic() + SEARCH_SECONDS
             self._thread = threading.Thread(target=self._run, name="quire-weights", daemon=True)
-            self._thread.start()
+            try_start(self._thread)  # where none can be started, nobody searches
 
     def _run(self) -> None:
         if self._find is not None and (found := self._find()):

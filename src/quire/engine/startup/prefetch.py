@@ -10,8 +10,10 @@ import os
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
+from quire.background import try_start
 from quire.config import EngineConfig
 from quire.engine.startup.device_policy import may_use_gpu, torch_reason
 from quire.engine.startup.gpu_driver import gpu_driver, retain_primary_context
@@ -26,12 +28,11 @@ _TRITON = "quire-triton"  # the thread's name
 def start_prefetch(config: EngineConfig) -> None:
     """Start the threads. What fails in one is reported by the code that needs it later."""
     if may_use_gpu(config) and gpu_driver() is not None:
-        threading.Thread(target=retain_primary_context, name="quire-driver", daemon=True).start()
-        threading.Thread(target=_initialise_triton, name=_TRITON, daemon=True).start()
+        try_start(threading.Thread(target=retain_primary_context, name="quire-driver", daemon=True))
+        try_start(threading.Thread(target=_initialise_triton, name=_TRITON, daemon=True))
     if config.model.load_format == "auto" and _local_folder(config) is not None:
-        threading.Thread(
-            target=read_ahead, args=(config,), name="quire-read-ahead", daemon=True
-        ).start()
+        ahead = partial(read_ahead, config)
+        try_start(threading.Thread(target=ahead, name="quire-read-ahead", daemon=True))
 
 
 def _initialise_triton() -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from quire.background import try_start
 from quire.config import EngineConfig
 from quire.engine.startup.device_policy import is_cpu_build, torch_library
 from quire.engine.startup.prefetch import expects_torch, start_prefetch
@@ -81,7 +82,7 @@ def dedicated_start(config: EngineConfig) -> Iterator[None]:
     with exit_on_interrupt():
         if expects_torch(config):
             # Not a daemon: no exit handler may run while the library loads.
-            threading.Thread(target=_load_torch_library, name="quire-library").start()
+            try_start(threading.Thread(target=_load_torch_library, name="quire-library"))
         start_prefetch(config)
         _import_numpy()
         placeholder = sys.modules[_LEFT_OUT] = ModuleType(_LEFT_OUT)

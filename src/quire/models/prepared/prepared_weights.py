@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.array_types import Array
+from quire.background import try_start
 from quire.config import ModelSettings
 from quire.kernels.cpu import native
 from quire.kernels.cpu.torch_matmul import is_emulated
@@ -119,7 +120,9 @@ class PreparedWeights:
             name="quire-prepared",
         )
         thread.daemon = True
-        thread.start()
+        if not try_start(thread):
+            logger.warning("prepared weights are not stored: no thread could be started")
+            return None
         atexit.register(ending.wait_for, thread)
         return thread
 
