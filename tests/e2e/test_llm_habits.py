@@ -363,21 +363,24 @@ def test_calls_in_a_forked_process_are_refused() -> None:
 
 
 FORKED_TORCH = """
-import os, torch
+import os, threading, time, torch
 torch.set_num_threads(2)
 if RUNS:
     torch.ones(1 << 20).exp_()
 if child := os.fork():
     raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+if HAS_THREAD:
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 from quire import LLM
 LLM(dtype="float16", threads=2, num_blocks=64)  # with PyTorch and its OpenMP
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists threads")
-@pytest.mark.parametrize("runs", [False, True])
-def test_a_fork_of_a_program_that_has_run_pytorch_is_refused(runs: bool) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", f"RUNS = {runs}" + FORKED_TORCH]
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is a fork")
+@pytest.mark.parametrize(("runs", "has_thread"), [(False, False), (True, False), (True, True)])
+def test_a_fork_of_a_program_that_has_run_pytorch_is_refused(runs: bool, has_thread: bool) -> None:
+    code = f"RUNS, HAS_THREAD = {runs}, {has_thread}" + FORKED_TORCH
+    command = [sys.executable, "-W", "ignore", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == runs, done
     assert ("ConfigError: PyTorch has run in the process that" in done.stderr) == runs, done

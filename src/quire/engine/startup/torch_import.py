@@ -31,7 +31,8 @@ from quire.processes import exit_on_interrupt
 
 # Shape functions for tracing models: a quarter of PyTorch's import, which nothing here needs.
 _LEFT_OUT = "torch._meta_registrations"
-_THREADS = Path("/proc/self/task")  # of this process; only Linux lists them
+_STATUS = Path("/proc/self/stat")  # of this process, on Linux; 7th field after the name: flags
+_IS_FORK = 0x40  # among these: PF_FORKNOEXEC
 _LONGEST_LOOP = 5  # seconds; it takes a millisecond
 
 
@@ -53,10 +54,10 @@ def can_run_torch() -> bool:
     """Whether loops of PyTorch, if the program has imported it, end in this process.
 
     They do not in a fork of one in which PyTorch has run: OpenMP's threads are not forked. Nothing
-    says so but such a loop, in a process that the system ends. Asked before there are own threads.
+    says so but such a loop, in a process that the system ends. Only Linux tells what is a fork.
     """
-    is_fork = _THREADS.exists() and len([*_THREADS.iterdir()]) == 1  # one begins so
-    if "torch" not in sys.modules or not is_fork:
+    fields = _STATUS.read_text().rpartition(")")[2].split() if _STATUS.exists() else []
+    if "torch" not in sys.modules or not fields or not int(fields[6]) & _IS_FORK:
         return True
     import torch
 
