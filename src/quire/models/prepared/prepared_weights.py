@@ -48,7 +48,7 @@ from quire.models.prepared.prepared_reader import (
     Formats,
     StoredArrays,
     bytes_of,
-    check_of,
+    checks_of,
     discard,
     open_prepared,
 )
@@ -143,8 +143,8 @@ class PreparedWeights:
             metadata = {FORMATS: json.dumps(formats), **self._origin}
             parts = {name: bytes_of(array) for name, array in arrays_of(tensors).items()}
             kinds = {name: (stored_dtype(t), t.shape) for name, t in tensors.items()}
-            check = check_of(parts, kinds, metadata[FORMATS])
-            everything = tensors | {CHECK: torch.tensor([check])}
+            checks = checks_of(parts, kinds, metadata[FORMATS])
+            everything = tensors | {CHECK: torch.tensor(checks)}
             with unfinished_file(unfinished_name(self.file)) as path:
                 if not write_tensors(path, everything, tables, ending.stops, metadata):
                     return
