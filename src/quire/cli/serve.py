@@ -141,9 +141,12 @@ def _run(args: argparse.Namespace, in_flags: Callable[[str], str], begin: float)
 def read_config(args: argparse.Namespace) -> None:
     """Add the options of the file, if there is one; those of the command line win.
 
-    The file takes the place of its name in `args.config`. Raises ConfigError.
+    The file takes the place of its name in `args.config`, and the word NAME=MODEL that of --model.
+    Raises ConfigError.
     """
     given = vars(args)
+    if "models" not in given and _named(given.get("model", ""))[0] != given.get("model", ""):
+        given["models"] = [given.pop("model")]
     if "config" not in given:
         return
     file = ConfigFile(args.config)
