@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
+import pprint
 import re
 import shutil
 import subprocess
@@ -15,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -202,6 +205,23 @@ def test_the_outputs_other_scripts_read(llm: LLM) -> None:
     np.testing.assert_array_equal(encoded.outputs.data, vector.embedding)
     short = llm.embed("A list is", pooling_params=PoolingParams(dimensions=8), use_tqdm=False)[0]
     assert len(short.embedding) == 8
+
+
+def test_outputs_are_data_classes_to_those_who_ask(llm: LLM) -> None:
+    (output,) = llm.generate("A list is", replace(GREEDY, logprobs=2), use_tqdm=False)
+    assert dataclasses.is_dataclass(output)
+    found, answer = dataclasses.asdict(output), output.outputs[0]
+    assert [*found] == [field.name for field in dataclasses.fields(output)]
+    assert (found["prompt"], found["outputs"][0]["text"]) == ("A list is", answer.text)
+    assert answer.logprobs is not None
+    for stored, given in zip(found["outputs"][0]["logprobs"], answer.logprobs, strict=True):
+        assert {i: msgspec.to_builtins(each) for i, each in given.items()} == stored
+    assert dataclasses.replace(answer, text="other").token_ids == answer.token_ids
+    assert pprint.pformat([output] * 2).count("RequestOutput(") == 2
+    (vector,) = llm.embed("A list is", use_tqdm=False)
+    np.testing.assert_array_equal(dataclasses.asdict(vector)["embedding"], vector.embedding)
+    (score,) = llm.score("a b", "a b", use_tqdm=False)
+    assert dataclasses.asdict(score)["outputs"] == {"score": score.outputs.score}
 
 
 def test_scores_are_cosines(llm: LLM) -> None:

@@ -58,6 +58,7 @@ def _bar(what: str, total: int) -> Progress:
 
     rate = TextColumn("{task.fields[rate]:.0f} tokens/s")
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), rate)
-    bar = Progress(*columns, console=Console(stderr=True), redirect_stdout=False, auto_refresh=False)
+    console = Console(stderr=True)
+    bar = Progress(*columns, console=console, redirect_stdout=False, auto_refresh=False)
     bar.add_task(what, total=total, rate=0.0)
     return bar
