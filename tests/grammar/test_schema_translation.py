@@ -60,6 +60,7 @@ MAPS = [
     _set(["red", 1, True, "é"], minItems=3),
     _set(["red", 1], items={"$ref": "#/$defs/Colour"}, **{"$defs": {"Colour": COLOURS}}),
     {"type": "object", "properties": {"s": _set([5, 1, 7, 2], maxItems=3)}, "required": ["s"]},
+    _set([1, 2, 3, 4, "a"], minItems=3, maxItems=4),
     _set([], items={"const": 1}, uniqueItems=False, maxItems=3),
 ]
 # pydantic's patterns of a Decimal, as its version 2.13 writes them, by digits and fractional digits
@@ -125,7 +126,8 @@ def test_many_names_do_not_copy_the_schema_of_their_values() -> None:
 
 
 SETS = [
-    _set([1, 2, 3, 4, 5]),
+    _set([1, 2, 3, 4, 5, 6]),
+    _set([1, 2], maxItems=-1),
     _set([1, 1.0]),
     _set([1, 2], minItems=3),
     _set([1, 2], prefixItems=[{"const": 1}]),

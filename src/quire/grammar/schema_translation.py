@@ -32,7 +32,7 @@ _SCHEMAS = (  # keywords whose value is a schema or a list of schemas
 _NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _NOTES = frozenset({"title", "description", "$comment", "default", "examples", "deprecated"})
 _A_STRING = ("type", "string")
-_MAX_UNIQUE = 4  # values, of which all or some have 65 orders; 5 have 326
+_MAX_UNIQUE = 5  # values with 120 orders, which compile in 30 ms; 720 of six take 200
 _LENGTHS = frozenset({"minLength", "maxLength"})
 _MAX_LENGTH = 1000  # of names
 _MAX_ATTEMPTS = 1_000_000  # to match listed names; some milliseconds
@@ -156,17 +156,17 @@ def _with_orders(schema: Schema, root: Schema) -> bool:
     is_short = len(scalars) == len(values) <= _MAX_UNIQUE and {type(least), type(most)} == {int}
     if not is_short or not schema.keys().isdisjoint({"anyOf", "prefixItems", "unevaluatedItems"}):
         return False
+    least, most = max(0, least), min(len(values), most)
+    if least > most:
+        return False
     items = [_shared({**rest, "const": value}, root) for value in values]
-    arrays: list[Schema] = [
-        {"type": "array", "prefixItems": order, "items": False, "minItems": size}
-        for size in range(max(0, least), min(len(items), most) + 1)
-        for order in permutations(items, size)
+    for word in ("type", "items", "uniqueItems", "minItems", "maxItems"):
+        schema.pop(word, None)
+    schema["anyOf"] = [  # each may end early
+        {"type": "array", "prefixItems": order, "items": False, "minItems": least}
+        for order in permutations(items, most)
     ]
-    if arrays:
-        for word in ("type", "items", "uniqueItems", "minItems", "maxItems"):
-            schema.pop(word, None)
-        schema["anyOf"] = arrays
-    return bool(arrays)
+    return True
 
 
 def _of_length(minLength: Any = 0, maxLength: Any = "") -> str | None:  # noqa: N803 - the schema's
