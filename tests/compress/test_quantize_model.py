@@ -376,6 +376,31 @@ def test_weights_that_no_scale_holds_are_refused(base: Path, tmp_path: Path, met
         quantize(model, tmp_path / "out", Recipe(method=method, group_size=32, steps=2))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    "settings",
+    [{"method": "rtn"}, {"method": "gptq", "act_order": "group"}, {"method": "awq+autoround"},
+     {"method": "nf4"}, {"method": "nf4", "double_quantization": True}],
+    ids=str,
+)  # fmt: skip
+def test_scales_beyond_float16_are_refused(
+    tmp_path: Path, settings: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Readers have those of four bits in it; other formats hold the same weights."""
+    write_model(model := tmp_path / "base", dtype=dtype)
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.layers.1.self_attn.o_proj.weight"][3, 5] = 2e6
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"1\.self_attn\.o_proj: .* scales of 4-bit"):
+        quantize(model, tmp_path / "out", Recipe(**settings, group_size=32, steps=2))
+    for method in ("int8", "mxfp4"):
+        quantize(model, tmp_path / method, Recipe(method=method))
+        load_unsaved(
+            ModelSettings(prepared_weights="none"), ModelConfig.from_folder(tmp_path / method),
+            tmp_path / method, CPU, torch.float32,
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("key", ["dynamic", "modules_in_block_to_quantize"])
 def test_each_list_of_a_gptq_config_names_what_is_quantized(
     base: Path, tmp_path: Path, key: str
