@@ -317,6 +317,22 @@ def test_a_run_is_not_taken_up_with_another_config_of_the_model(base: Path, tmp_
     quantize(model, tmp_path / "out", recipe)
 
 
+def test_a_run_is_finished_by_the_version_that_began_it(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another may round and pack the layers that are left in another way."""
+    recipe, out = Recipe(method="rtn", group_size=32), tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        quantize(base, out, recipe, stop_at_1)
+    with monkeypatch.context() as newer:
+        newer.setattr(shard_files, "__version__", "9.9")
+        with pytest.raises(ConfigError, match="another version of Quire"):
+            quantize(base, out, recipe)
+    quantize(base, out, recipe)
+    monkeypatch.setattr(shard_files, "__version__", "9.9")
+    assert Quantization(base, out, recipe, SAMPLES, CPU).is_finished
+
+
 def test_a_run_that_another_process_goes_on_with_is_left_to_it(base: Path, tmp_path: Path) -> None:
     """Each would write over the other's unfinished files."""
     recipe, out = Recipe(method="rtn", group_size=32), tmp_path / "out"
