@@ -106,8 +106,8 @@ def _with_names(schema: Schema, root: Schema) -> bool:
         case {"enum": [*listed]} if len(names) == 1:
             value = _shared(value, root)  # written once, however many names there are
             allowed = [name for name in listed if isinstance(name, str)]
-            kept = {name: each for name, each in own.items() if name in {*allowed}}
-            members = {"properties": kept | {name: value for name in allowed if name not in kept}}
+            known = {name: each for name, each in own.items() if name in {*allowed}}
+            members = {"properties": known | {name: value for name in allowed if name not in known}}
         case {"const": str(name)} if len(names) == 1:
             members = {"properties": {name: own.get(name, value)}}
         case _ if names and names.keys() <= _LENGTHS:
@@ -134,11 +134,11 @@ def _matching(pattern: str, own: Schema, value: Any) -> Schema | None:
     if not is_quick or not (isinstance(value, bool) or value == {}):
         return None
     try:
-        kept = {name: each for name, each in own.items() if re.search(pattern, name)}
+        known = {name: each for name, each in own.items() if re.search(pattern, name)}
     except re.error:
         return None
     others = {} if value is False else {"patternProperties": {pattern: value}}
-    return {"properties": kept, **others}
+    return {"properties": known, **others}
 
 
 def _with_orders(schema: Schema, root: Schema) -> bool:
