@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from decimal import Decimal
 from typing import Any
 
@@ -177,6 +178,18 @@ def test_what_cannot_be_said_of_listed_members_is_refused(
     schema = {"type": "object", "propertyNames": {"pattern": "^a"}, "properties": {"a": DIGIT}}
     with pytest.raises(InvalidRequestError, match=r"propertyNames|properties"):
         byte_compiler.matcher(StructuredOutputs(json=schema | more))
+
+
+def test_many_listed_members_with_other_names() -> None:
+    members = {f"member_{i}": DIGIT for i in range(2000)}
+    schema = _map({"pattern": "^[a-z]+(?:_[0-9]*)?$"}, properties=members, additionalProperties={})
+    begin = time.process_time()
+    found = json.loads(translated(json.dumps(schema)))["properties"]["v"]
+    names = {"enum": [*members, "more"]}
+    listed = json.loads(translated(json.dumps(_map(names, properties=members))))
+    assert time.process_time() - begin < 2.0
+    assert found["properties"] == members
+    assert [*listed["properties"]["v"]["properties"]] == names["enum"]
 
 
 def test_members_with_other_names_are_left_out(byte_compiler: GrammarCompiler) -> None:

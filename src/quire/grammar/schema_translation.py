@@ -105,9 +105,9 @@ def _with_names(schema: Schema, root: Schema) -> bool:
             members = _matching(pattern, own, value)
         case {"enum": [*listed]} if len(names) == 1:
             value = _shared(value, root)  # written once, however many names there are
-            allowed = [name for name in listed if isinstance(name, str)]
-            known = {name: each for name, each in own.items() if name in {*allowed}}
-            members = {"properties": known | {name: value for name in allowed if name not in known}}
+            allowed = {name: value for name in listed if isinstance(name, str)}
+            known = {name: each for name, each in own.items() if name in allowed}
+            members = {"properties": known | allowed | known}  # these first, with their schemas
         case {"const": str(name)} if len(names) == 1:
             members = {"properties": {name: own.get(name, value)}}
         case _ if names and names.keys() <= _LENGTHS:
@@ -129,8 +129,8 @@ def _matching(pattern: str, own: Schema, value: Any) -> Schema | None:
     """
     if not own:
         return {"patternProperties": {pattern: value}}
-    chars = 1 + sum(map(len, own))
-    is_quick = num_attempts([pattern], chars) * chars <= _MAX_ATTEMPTS
+    longest, chars = 1 + max(map(len, own)), sum(map(len, own))
+    is_quick = num_attempts([pattern], longest) * chars <= _MAX_ATTEMPTS
     if not is_quick or not (isinstance(value, bool) or value == {}):
         return None
     try:
