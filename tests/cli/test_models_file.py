@@ -146,6 +146,7 @@ def test_several_share_the_options(tmp_path: Path) -> None:
         (("--model", "=x"), "MODEL or NAME=MODEL"),
         (("--model", "a="), "MODEL or NAME=MODEL"),
         (("--model", "a=x", "--served-model-name", "b"), "--model NAME=MODEL"),
+        (("max-model-len=4096",), "begins with --: --max-model-len 4096"),
         (("--config", "/nowhere.yaml"), "cannot be read"),
     ],
 )

@@ -19,7 +19,7 @@ import msgspec
 
 from quire.background import try_start
 from quire.cli.banner import key_in_shell, ready_text
-from quire.cli.models_file import ConfigFile
+from quire.cli.models_file import OPTIONS, ConfigFile
 from quire.cli.open_file_limit import raise_open_file_limit
 from quire.cli.options import (
     CommandParser,
@@ -145,7 +145,11 @@ def read_config(args: argparse.Namespace) -> None:
     Raises ConfigError.
     """
     given = vars(args)
-    if "models" not in given and _named(given.get("model", ""))[0] != given.get("model", ""):
+    word = given.get("model", "")
+    name, model = _named(word)
+    if name != word and name.replace("-", "_") in OPTIONS:
+        raise ConfigError(f"{word!r} is no model; an option begins with --: --{name} {model}")
+    if name != word and "models" not in given:
         given["models"] = [given.pop("model")]
     if "config" not in given:
         return
