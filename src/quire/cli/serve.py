@@ -148,7 +148,7 @@ def read_config(args: argparse.Namespace) -> None:
     word = given.get("model", "")
     name, model = _named(word)
     if name != word and name.replace("-", "_") in OPTIONS:
-        raise ConfigError(f"{word!r} is no model; an option begins with --: --{name} {model}")
+        raise ConfigError(f"{word!r} is not a model; an option begins with --: --{name} {model}")
     if name != word and "models" not in given:
         given["models"] = [given.pop("model")]
     if "config" not in given:
