@@ -84,6 +84,11 @@ def _status_of(argv: list[str]) -> int:
             raise
         text = f"{error.filename} cannot be used ({error.strerror}); correct it, or name another"
         return _fail(ConfigError(text), 1)
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        text = "the system starts no more threads; raise its limit (ulimit -u, or the container's)"
+        return _fail(ConfigError(text), 1)
 
 
 def _open_standard_streams() -> None:
