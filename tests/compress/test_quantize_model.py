@@ -417,6 +417,20 @@ def test_scales_beyond_float16_are_refused(
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("method", ["awq", "smoothquant"])
+def test_norms_that_take_scales_stay_in_float16(tmp_path: Path, method: str) -> None:
+    """An input that is always zero may have any scale, but its norm's weight has a largest one."""
+    write_model(model := tmp_path / "base", dtype=torch.float16)
+    tensors, norm = load_file(model / "model.safetensors"), "model.layers.0.input_layernorm.weight"
+    tensors["model.embed_tokens.weight"][:, 7] = 0.0
+    tensors[norm][7] = 30_000.0
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    quantize(model, tmp_path / "out", Recipe(method=method, group_size=32))
+    found = load_file(min((tmp_path / "out").glob("*.safetensors")))[norm]
+    assert found[7] == 30_000.0
+    assert not torch.equal(found, tensors[norm]), "others take theirs"
+
+
 @pytest.mark.parametrize("key", ["dynamic", "modules_in_block_to_quantize"])
 def test_each_list_of_a_gptq_config_names_what_is_quantized(
     base: Path, tmp_path: Path, key: str
