@@ -389,6 +389,8 @@ if RUNS:
     torch.ones(1 << 20).exp_()
 if child := os.fork():
     raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+if RUNS_AGAIN:
+    torch.ones(1 << 20).exp_()
 if HAS_THREAD:
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 from quire import LLM
@@ -397,9 +399,15 @@ LLM(dtype="float16", threads=2, num_blocks=64)  # with PyTorch and its OpenMP
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is a fork")
-@pytest.mark.parametrize(("runs", "has_thread"), [(False, False), (True, False), (True, True)])
-def test_a_fork_of_a_program_that_has_run_pytorch_is_refused(runs: bool, has_thread: bool) -> None:
-    code = f"RUNS, HAS_THREAD = {runs}, {has_thread}" + FORKED_TORCH
+@pytest.mark.parametrize(
+    ("runs", "has_thread", "runs_again"),
+    [(False, False, False), (False, True, True), (True, False, False), (True, True, False)],
+)
+def test_a_fork_of_a_program_that_has_run_pytorch_is_refused(
+    runs: bool, has_thread: bool, runs_again: bool
+) -> None:
+    """runs_again: PyTorch runs in the fork alone."""
+    code = f"RUNS, HAS_THREAD, RUNS_AGAIN = {runs}, {has_thread}, {runs_again}" + FORKED_TORCH
     command = [sys.executable, "-W", "ignore", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == runs, done

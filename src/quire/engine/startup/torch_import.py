@@ -31,8 +31,9 @@ from quire.processes import exit_on_interrupt
 
 # Shape functions for tracing models: a quarter of PyTorch's import, which nothing here needs.
 _LEFT_OUT = "torch._meta_registrations"
-_STATUS = Path("/proc/self/stat")  # of this process, on Linux; 7th field after the name: flags
-_IS_FORK = 0x40  # among these: PF_FORKNOEXEC
+_STATUS = Path("/proc/self/stat")  # of this process, on Linux
+_FLAGS, _NUM_THREADS = 6, 17  # fields after the name
+_IS_FORK = 0x40  # a flag: PF_FORKNOEXEC
 _LONGEST_LOOP = 5  # seconds; it takes a millisecond
 
 
@@ -54,10 +55,14 @@ def can_run_torch() -> bool:
     """Whether loops of PyTorch, if the program has imported it, end in this process.
 
     They do not in a fork of one in which PyTorch has run: OpenMP's threads are not forked. Nothing
-    says so but such a loop, in a process that the system ends. Only Linux tells what is a fork.
+    says so but such a loop, in a process that the system ends. Only Linux tells what is a fork. One
+    with threads that are not Python's may have run PyTorch itself.
     """
-    fields = _STATUS.read_text().rpartition(")")[2].split() if _STATUS.exists() else []
-    if "torch" not in sys.modules or not fields or not int(fields[6]) & _IS_FORK:
+    if "torch" not in sys.modules or not _STATUS.exists():
+        return True
+    fields = _STATUS.read_text().rpartition(")")[2].split()
+    has_others = int(fields[_NUM_THREADS]) > threading.active_count()
+    if has_others or not int(fields[_FLAGS]) & _IS_FORK:
         return True
     import torch
 
