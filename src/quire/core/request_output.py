@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # for which some classes may be frozen, and others not
 else:
 
     class _Output(msgspec.Struct):
-        """A base, for scripts that expect data classes: `asdict`, `fields`, FastAPI's answers."""
+        """A base, for scripts that expect data classes: `asdict`, `fields`, `replace`."""
 
         __dataclass_fields__ = _OfDataclass()
         __dataclass_params__ = _OfDataclass()
