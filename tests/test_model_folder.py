@@ -14,7 +14,7 @@ from quire import hub
 from quire.config import EngineConfig
 from quire.engine.startup.resolved_config import resolve
 from quire.errors import CheckpointError
-from quire.model_folder import BUNDLED_FOLDER, named_path
+from quire.model_folder import BUNDLED_FOLDER, named_path, write_whole
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.config.model_config import ModelConfig
 
@@ -84,6 +84,21 @@ def test_an_adapter_beside_a_model_is_a_warning(
     (model / "adapter_config.json").write_text("{}")
     resolved.log_weights()
     assert "are used without it; if it is not in them, merge it (peft: " in caplog.text
+
+
+def test_a_file_is_on_its_disk_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a system that goes down may leave the new name, and nothing of what was written."""
+    done: list[tuple[str, int]] = []
+    replace = os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: done.append(("sync", os.fstat(file).st_size)))
+    monkeypatch.setattr(
+        os, "replace", lambda a, b: (done.append(("name", a.stat().st_size)), replace(a, b))
+    )
+    (file := tmp_path / "config.json").write_text("before")
+    write_whole(file, lambda part: part.write_text("afterwards"))
+    assert (done, file.read_text()) == ([("sync", 10), ("name", 10)], "afterwards")
 
 
 def test_files_that_are_not_read_may_be_anything(tmp_path: Path) -> None:

@@ -214,6 +214,7 @@ def unfinished(file: Path) -> Path:
 def write_whole(file: Path, write: Callable[[Path], object]) -> None:
     """Write a file under another name, and then put it in its place: whole, or not at all.
 
+    That holds where the system goes down, too: it may keep the new name and lose what was written.
     Its mode is the umask's. Raises what `write` raises, and OSError.
     """
     part = unfinished(file)
@@ -222,6 +223,8 @@ def write_whole(file: Path, write: Callable[[Path], object]) -> None:
         mode = part.stat().st_mode  # safetensors leaves files to their owner
         write(part)
         part.chmod(mode)
+        with part.open("rb") as written:
+            os.fsync(written.fileno())
         os.replace(part, file)
     except BaseException:
         with suppress(OSError):

@@ -92,9 +92,12 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def start_thread(work: Callable[[], object], name: str) -> threading.Thread:
-    """Start a thread that does not keep the process alive. Raises OverloadedError."""
-    thread = threading.Thread(target=work, name=name, daemon=True)
+def start_thread(work: Callable[[], object], name: str, *, daemon: bool = True) -> threading.Thread:
+    """Start a thread. Raises OverloadedError.
+
+    daemon: it does not keep the process alive.
+    """
+    thread = threading.Thread(target=work, name=name, daemon=daemon)
     try:
         thread.start()
     except RuntimeError:
@@ -102,11 +105,21 @@ def start_thread(work: Callable[[], object], name: str) -> threading.Thread:
     return thread
 
 
+def try_start(
+    work: Callable[[], object], name: str, *, daemon: bool = True
+) -> threading.Thread | None:
+    """Start a thread that others can do without; None where the system has none left."""
+    try:
+        return start_thread(work, name, daemon=daemon)
+    except OverloadedError:
+        return None
+
+
 def no_thread() -> OverloadedError:
     """The error of work for which no thread can be started."""
     return OverloadedError(
-        "no thread could be started; send the request again later, or raise the server's limit of "
-        "threads"
+        "no thread could be started; try again later, or raise the limit of threads (ulimit -u, or "
+        "the container's)"
     )
 
 

@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -356,6 +357,18 @@ def test_failures_that_are_nobodys_mistake(
     monkeypatch.setattr("quire.cli.demo.run", fail)
     assert main(["demo"]) == 1
     assert capsys.readouterr().err == "error: the engine stopped; start it again\n"
+
+
+def test_a_limit_of_threads_is_reported_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert main(["chat", "hello"]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: no thread could be started; try again later, or raise")
 
 
 INTERRUPTED_IMPORT = """

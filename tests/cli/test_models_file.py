@@ -123,6 +123,8 @@ def test_one_model_as_ever() -> None:
     assert (plan.name, plan.at_start, plan.config.model.model) == ("mine", True, "./folder")
     assert plan.config.cache.num_blocks == 7
     assert plans()[0].name == "quire-tiny"
+    (plan,) = plans("mine=./folder", "--num-blocks", "7")
+    assert (plan.name, plan.config.model.model) == ("mine", "./folder")
 
 
 def test_several_share_the_options(tmp_path: Path) -> None:
@@ -144,6 +146,7 @@ def test_several_share_the_options(tmp_path: Path) -> None:
         (("--model", "=x"), "MODEL or NAME=MODEL"),
         (("--model", "a="), "MODEL or NAME=MODEL"),
         (("--model", "a=x", "--served-model-name", "b"), "--model NAME=MODEL"),
+        (("max-model-len=4096",), "begins with --: --max-model-len 4096"),
         (("--config", "/nowhere.yaml"), "cannot be read"),
     ],
 )

@@ -317,6 +317,22 @@ def test_a_run_is_not_taken_up_with_another_config_of_the_model(base: Path, tmp_
     quantize(model, tmp_path / "out", recipe)
 
 
+def test_a_run_is_finished_by_the_version_that_began_it(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another may round and pack the layers that are left in another way."""
+    recipe, out = Recipe(method="rtn", group_size=32), tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        quantize(base, out, recipe, stop_at_1)
+    with monkeypatch.context() as newer:
+        newer.setattr(shard_files, "__version__", "9.9")
+        with pytest.raises(ConfigError, match="another version of Quire"):
+            quantize(base, out, recipe)
+    quantize(base, out, recipe)
+    monkeypatch.setattr(shard_files, "__version__", "9.9")
+    assert Quantization(base, out, recipe, SAMPLES, CPU).is_finished
+
+
 def test_a_run_that_another_process_goes_on_with_is_left_to_it(base: Path, tmp_path: Path) -> None:
     """Each would write over the other's unfinished files."""
     recipe, out = Recipe(method="rtn", group_size=32), tmp_path / "out"
@@ -374,6 +390,45 @@ def test_weights_that_no_scale_holds_are_refused(base: Path, tmp_path: Path, met
     save_file(tensors, model / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"1\.self_attn\.o_proj: a weight is 1e\+36, which"):
         quantize(model, tmp_path / "out", Recipe(method=method, group_size=32, steps=2))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    "settings",
+    [{"method": "rtn"}, {"method": "gptq", "act_order": "group"}, {"method": "awq+autoround"},
+     {"method": "nf4"}, {"method": "nf4", "double_quantization": True}],
+    ids=str,
+)  # fmt: skip
+def test_scales_beyond_float16_are_refused(
+    tmp_path: Path, settings: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Readers have those of four bits in it; other formats hold the same weights."""
+    write_model(model := tmp_path / "base", dtype=dtype)
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.layers.1.self_attn.o_proj.weight"][3, 5] = 2e6
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"1\.self_attn\.o_proj: .* scales of 4-bit"):
+        quantize(model, tmp_path / "out", Recipe(**settings, group_size=32, steps=2))
+    for method in ("int8", "mxfp4"):
+        quantize(model, tmp_path / method, Recipe(method=method))
+        load_unsaved(
+            ModelSettings(prepared_weights="none"), ModelConfig.from_folder(tmp_path / method),
+            tmp_path / method, CPU, torch.float32,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["awq", "smoothquant"])
+def test_norms_that_take_scales_stay_in_float16(tmp_path: Path, method: str) -> None:
+    """An input that is always zero may have any scale, but its norm's weight has a largest one."""
+    write_model(model := tmp_path / "base", dtype=torch.float16)
+    tensors, norm = load_file(model / "model.safetensors"), "model.layers.0.input_layernorm.weight"
+    tensors["model.embed_tokens.weight"][:, 7] = 0.0
+    tensors[norm][7] = 30_000.0
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    quantize(model, tmp_path / "out", Recipe(method=method, group_size=32))
+    found = load_file(min((tmp_path / "out").glob("*.safetensors")))[norm]
+    assert found[7] == 30_000.0
+    assert not torch.equal(found, tensors[norm]), "others take theirs"
 
 
 @pytest.mark.parametrize("key", ["dynamic", "modules_in_block_to_quantize"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
+import pprint
 import re
 import shutil
 import subprocess
@@ -15,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -204,6 +207,23 @@ def test_the_outputs_other_scripts_read(llm: LLM) -> None:
     assert len(short.embedding) == 8
 
 
+def test_outputs_are_data_classes_to_those_who_ask(llm: LLM) -> None:
+    (output,) = llm.generate("A list is", replace(GREEDY, logprobs=2), use_tqdm=False)
+    assert dataclasses.is_dataclass(output)
+    found, answer = dataclasses.asdict(output), output.outputs[0]
+    assert [*found] == [field.name for field in dataclasses.fields(output)]
+    assert (found["prompt"], found["outputs"][0]["text"]) == ("A list is", answer.text)
+    assert answer.logprobs is not None
+    for stored, given in zip(found["outputs"][0]["logprobs"], answer.logprobs, strict=True):
+        assert {i: msgspec.to_builtins(each) for i, each in given.items()} == stored
+    assert dataclasses.replace(answer, text="other").token_ids == answer.token_ids
+    assert pprint.pformat([output] * 2).count("RequestOutput(") == 2
+    (vector,) = llm.embed("A list is", use_tqdm=False)
+    np.testing.assert_array_equal(dataclasses.asdict(vector)["embedding"], vector.embedding)
+    (score,) = llm.score("a b", "a b", use_tqdm=False)
+    assert dataclasses.asdict(score)["outputs"] == {"score": score.outputs.score}
+
+
 def test_scores_are_cosines(llm: LLM) -> None:
     texts = ["A list is", "A list is", "red shoes"]
     same, other = llm.score(texts[0], texts[1:], use_tqdm=False)
@@ -382,24 +402,48 @@ def test_calls_in_a_forked_process_are_refused() -> None:
 
 
 FORKED_TORCH = """
-import os, torch
+import os, threading, time, torch
 torch.set_num_threads(2)
 if RUNS:
     torch.ones(1 << 20).exp_()
 if child := os.fork():
     raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+if RUNS_AGAIN:
+    torch.ones(1 << 20).exp_()
+if HAS_THREAD:
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 from quire import LLM
 LLM(dtype="float16", threads=2, num_blocks=64)  # with PyTorch and its OpenMP
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists threads")
-@pytest.mark.parametrize("runs", [False, True])
-def test_a_fork_of_a_program_that_has_run_pytorch_is_refused(runs: bool) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", f"RUNS = {runs}" + FORKED_TORCH]
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is a fork")
+@pytest.mark.parametrize(
+    ("runs", "has_thread", "runs_again"),
+    [(False, False, False), (False, True, True), (True, False, False), (True, True, False)],
+)
+def test_a_fork_of_a_program_that_has_run_pytorch_is_refused(
+    runs: bool, has_thread: bool, runs_again: bool
+) -> None:
+    """runs_again: PyTorch runs in the fork alone."""
+    code = f"RUNS, HAS_THREAD, RUNS_AGAIN = {runs}, {has_thread}, {runs_again}" + FORKED_TORCH
+    command = [sys.executable, "-W", "ignore", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == runs, done
     assert ("ConfigError: PyTorch has run in the process that" in done.stderr) == runs, done
+
+
+def test_answers_where_the_system_starts_no_more_threads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with LLM(device="cpu", prepared_weights=str(tmp_path)) as llm:
+        (output,) = llm.generate("Hello", SamplingParams(max_tokens=3))
+        assert len(output.outputs[0].token_ids) == 3
+    assert [*tmp_path.iterdir()] == []  # nobody could write beside
 
 
 def test_prompts_are_cut_at_their_start(llm: LLM) -> None:

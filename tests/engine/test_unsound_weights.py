@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from quire.errors import EngineError
 from quire.model_folder import BUNDLED_FOLDER
 from quire.models.checkpoints.safetensors_header import read_header
 from quire.models.checkpoints.unsound_weights import describe_unsound
+from quire.models.prepared import prepared_reader
 
 NAME = "model.layers.0.mlp.down_proj.weight"
 
@@ -49,6 +51,51 @@ def test_the_first_failed_request_names_the_weight(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(EngineError, match=f"because the weight {NAME} .*download"):
                 llm.generate("Hello", SamplingParams(max_tokens=2))
+
+
+def test_a_start_finds_damaged_codes_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No number of theirs is NaN, so no request fails by them."""
+
+    def start() -> LLM:
+        return LLM(device="cpu", quantization="int8", prepared_weights=str(tmp_path))
+
+    def errors_once_checked() -> list[str]:
+        for thread in threading.enumerate():
+            if thread.name == "quire-check":
+                thread.join()
+        return [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+
+    monkeypatch.setattr(prepared_reader, "_CHECK_DELAY", 0.0)
+    start().close()
+    wait_for_prepared_files()
+    start().close()
+    assert errors_once_checked() == []
+    (file,) = tmp_path.iterdir()
+    (packed,) = (e for e in read_header(file) if e.name.endswith("layers.0.mlp.down_proj.packed"))
+    with file.open("r+b") as stream:
+        stream.seek(packed.offset + packed.num_bytes // 4)
+        stream.write(b"\x05")
+    start().close()
+    (error,) = errors_once_checked()
+    assert "answers may be wrong, because the weight " in error
+    assert packed.name in error
+    assert not file.exists()
+
+
+def test_a_failed_request_ends_where_no_thread_can_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    folder = copied_model(tmp_path / "model")
+    damage(folder, float("nan"), torch.float32)
+    with LLM(model=folder, device="cpu", dtype="float32") as llm:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(EngineError, match="non-finite"):
+            llm.generate("Hello", SamplingParams(max_tokens=2))
 
 
 def test_prepared_weights_are_damaged_once(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from decimal import Decimal
 from typing import Any
 
@@ -19,6 +20,8 @@ from quire.grammar.schema_translation import translated
 from quire.tokenizer.tokenizer import Tokenizer
 
 DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
+TRUTH = {"type": "boolean"}
+OPEN = {"properties": {"aa": TRUTH, "d": DIGIT, "b": DIGIT}, "additionalProperties": True}
 COLOURS = {"enum": ["red", "é"], "title": "Colour", "type": "string"}  # as pydantic writes an Enum
 
 
@@ -47,11 +50,18 @@ MAPS = [
     _map(True, patternProperties={"^a$": DIGIT}, additionalProperties=False),
     _map({"maxLength": 2, "type": "string"}, maxProperties=2),
     _map({"minLength": 2, "maxLength": 2}, maxProperties=1),
+    _map({"enum": ["a", "c"]}, properties={"a": TRUTH, "b": DIGIT}, required=["c"]),
+    _map({"enum": ["a", "c"]}, properties={"a": TRUTH, "b": DIGIT}, additionalProperties=False),
+    _map({"const": "a"}, properties={"a": TRUTH, "b": DIGIT}, required=["a"]),
+    _map({"pattern": "^[a-c]+$"}, **OPEN, required=["aa", "b"], maxProperties=3),
+    _map({"pattern": "^[a-c]+$"}, **OPEN | {"additionalProperties": False}, required=["aa"]),
+    _map({"maxLength": 1}, **OPEN | {"additionalProperties": {}}),
     {"const": {"format": "path", "propertyNames": 1}},
     {"const": {"uniqueItems": False}},
     _set(["red", 1, True, "é"], minItems=3),
     _set(["red", 1], items={"$ref": "#/$defs/Colour"}, **{"$defs": {"Colour": COLOURS}}),
     {"type": "object", "properties": {"s": _set([5, 1, 7, 2], maxItems=3)}, "required": ["s"]},
+    _set([1, 2, 3, 4, "a"], minItems=3, maxItems=4),
     _set([], items={"const": 1}, uniqueItems=False, maxItems=3),
 ]
 # pydantic's patterns of a Decimal, as its version 2.13 writes them, by digits and fractional digits
@@ -117,7 +127,8 @@ def test_many_names_do_not_copy_the_schema_of_their_values() -> None:
 
 
 SETS = [
-    _set([1, 2, 3, 4, 5]),
+    _set([1, 2, 3, 4, 5, 6]),
+    _set([1, 2], maxItems=-1),
     _set([1, 1.0]),
     _set([1, 2], minItems=3),
     _set([1, 2], prefixItems=[{"const": 1}]),
@@ -149,6 +160,39 @@ def test_what_cannot_be_said_is_refused(names: Any, byte_compiler: GrammarCompil
     schema = _map(names) | {"$defs": {"Loop": {"$ref": "#/$defs/Loop"}}}
     with pytest.raises(InvalidRequestError, match="propertyNames"):
         byte_compiler.matcher(StructuredOutputs(json=schema))
-    schema = {"type": "object", "propertyNames": {"enum": ["a"]}, "properties": {"b": DIGIT}}
-    with pytest.raises(InvalidRequestError, match="propertyNames"):
+
+
+LISTED: list[dict[str, Any]] = [
+    {"additionalProperties": {"type": "integer"}},  # would hold for a listed member, too
+    {"propertyNames": {"pattern": "^(?:a|aa)+$"}},  # may take very long to match
+    {"propertyNames": {"pattern": r"^\p{L}$"}},
+    {"propertyNames": {"enum": ["a"]}, "patternProperties": {"^b": True}},
+    {"properties": 3},
+]
+
+
+@pytest.mark.parametrize("more", LISTED, ids=str)
+def test_what_cannot_be_said_of_listed_members_is_refused(
+    more: Any, byte_compiler: GrammarCompiler
+) -> None:
+    schema = {"type": "object", "propertyNames": {"pattern": "^a"}, "properties": {"a": DIGIT}}
+    with pytest.raises(InvalidRequestError, match=r"propertyNames|properties"):
+        byte_compiler.matcher(StructuredOutputs(json=schema | more))
+
+
+def test_many_listed_members_with_other_names() -> None:
+    members = {f"member_{i}": DIGIT for i in range(2000)}
+    schema = _map({"pattern": "^[a-z]+(?:_[0-9]*)?$"}, properties=members, additionalProperties={})
+    begin = time.process_time()
+    found = json.loads(translated(json.dumps(schema)))["properties"]["v"]
+    names = {"enum": [*members, "more"]}
+    listed = json.loads(translated(json.dumps(_map(names, properties=members))))
+    assert time.process_time() - begin < 2.0
+    assert found["properties"] == members
+    assert [*listed["properties"]["v"]["properties"]] == names["enum"]
+
+
+def test_members_with_other_names_are_left_out(byte_compiler: GrammarCompiler) -> None:
+    schema = _map({"enum": ["a"]}, properties={"b": DIGIT}, required=["b"])
+    with pytest.raises(InvalidRequestError, match="required property 'v' is unsatisfiable"):
         byte_compiler.matcher(StructuredOutputs(json=schema))

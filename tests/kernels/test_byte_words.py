@@ -361,7 +361,7 @@ def test_wide_tiles_serve_what_is_one_round(rows: int, n: int, group: int, wide:
 
 
 @pytest.mark.parametrize(("k", "stages"), [(8192, 3), (4096, 2), (17408, 2)])
-def test_more_stages_leave_room_for_one_round(k: int, stages: int) -> None:
+def test_more_stages_fit_one_round(k: int, stages: int) -> None:
     n = 5120 if k == 17408 else 4096
     found = byte_config(32, n, k, 256, 132, 0)
     assert found is not None

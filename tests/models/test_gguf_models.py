@@ -325,6 +325,19 @@ def test_a_removal_that_is_cut_short_leaves_no_part_of_a_folder(
     assert len(list(first.parent.iterdir())) == 1, "what was left is removed, too"
 
 
+def test_config_files_are_on_their_disk_before_others_see_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A system that goes down keeps the folder's name, and may lose what is in its files."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
+    file = tmp_path / "model.gguf"
+    write_family("llama", tmp_path / "hf")
+    write_checkpoint(tmp_path / "hf", file, "F32")
+    made = [path for path in hub.resolve_model(str(file)).iterdir() if not path.is_symlink()]
+    assert {path.stat().st_ino for path in made} == {*synced}
+
+
 def test_without_a_cache_config_files_are_in_a_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

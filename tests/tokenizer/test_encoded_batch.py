@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ def test_chats_and_batches_of_them_are_those_of_transformers(
     [
         *("vocab_size", "model_max_length", "padding_side", "truncation_side", "eos_token"),
         *("eos_token_id", "bos_token", "bos_token_id", "pad_token", "pad_token_id"),
+        "all_special_ids",
     ],
 )
 def test_facts_are_those_of_transformers(both: Any, name: str) -> None:
@@ -128,10 +130,21 @@ def test_lists_of_ids_are_read_as_by_transformers(both: Any) -> None:
             assert own == oracle
             own, oracle = (each.batch_decode(given, skip_special_tokens=skip) for each in both)
             assert own == oracle
-        own, oracle = (
-            each.convert_ids_to_tokens(ids[1:], skip_special_tokens=skip) for each in both
-        )
+        own, oracle = (each.convert_ids_to_tokens(ids, skip_special_tokens=skip) for each in both)
         assert own == oracle
+
+
+def test_special_tokens_without_a_role_are_listed(folders: dict[str, Path], tmp_path: Path) -> None:
+    oracle = PreTrainedTokenizerFast(
+        tokenizer_file=str(folders["gpt2"] / "tokenizer.json"),
+        additional_special_tokens=["<|end|>"],
+        eos_token="</s>",
+    )
+    oracle.save_pretrained(tmp_path)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    for each in (tokenizer, pickle.loads(pickle.dumps(tokenizer))):
+        assert TransformersTokenizer(each).all_special_ids == oracle.all_special_ids
+    assert len(tokenizer.special_ids) > 2
 
 
 def test_positions_of_arguments_are_those_of_transformers(both: Any) -> None:

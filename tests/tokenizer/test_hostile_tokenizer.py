@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import pickle
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -57,6 +60,26 @@ def test_a_failure_is_the_texts_refusal(tmp_path: Path, changes: dict[str, Any])
             encode("hello world")
     with pytest.raises(InvalidRequestError):
         tokenizer.bad_words_ids(["hello"])
+
+
+WITHOUT_THREADS = """
+import resource, sys
+from pathlib import Path
+from quire.tokenizer.tokenizer import Tokenizer
+tokenizer = Tokenizer.from_folder(Path(sys.argv[1]))
+size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (256 << 20),) * 2)
+print(*(tokenizer.decode(tokenizer.encode(text)) for text in ("red", "shoes")))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the size of a process is in /proc")
+def test_a_text_is_encoded_where_the_library_gets_no_threads() -> None:
+    env = os.environ | {"RAYON_NUM_THREADS": "1000"}  # whose stacks are beyond the limit
+    env.pop("TOKENIZERS_PARALLELISM", None)
+    command = [sys.executable, "-c", WITHOUT_THREADS, str(BUNDLED.parent)]
+    run = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert run.stdout == "red shoes\n", run.stderr
 
 
 ADDED = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)

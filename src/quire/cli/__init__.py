@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.errors import ConfigError, FileError, NoEffectWarning, QuireError, UserError
-from quire.processes import INTERRUPTED, end_with, exit_on_interrupt, interrupted
+from quire.processes import INTERRUPTED, end_with, exit_on_interrupt, interrupted, no_thread
 
 COMMANDS = {
     "serve": "serve a model over HTTP with OpenAI's API",
@@ -84,6 +84,10 @@ def _status_of(argv: list[str]) -> int:
             raise
         text = f"{error.filename} cannot be used ({error.strerror}); correct it, or name another"
         return _fail(ConfigError(text), 1)
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        return _fail(no_thread(), 1)
 
 
 def _open_standard_streams() -> None:

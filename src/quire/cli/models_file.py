@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 
 LOADS = ("at_start", "on_demand")
 _ENGINE = {option.name: option for _, option in iter_options()}
-_ALL = _ENGINE | {option.name: option for option in options_of(ServerSettings)}
+OPTIONS = _ENGINE | {option.name: option for option in options_of(ServerSettings)}
 # Options that a message is about. One of a single word, such as model or device, is mostly a word
 # of its sentence: it is the option only at the beginning, with its value or a verb, or beside =.
-_ONE, _SEVERAL = ("|".join(n for n in _ALL if ("_" in n) == several) for several in (False, True))
+_ONE, _SEVERAL = (
+    "|".join(n for n in OPTIONS if ("_" in n) == several) for several in (False, True)
+)
 _NAMED = re.compile(
     rf"\A(?:{_ONE})(?= (?:is|must|needs)\b| '| \w*\d)"
     rf"|(?<![\w-])(?:{_ONE})(?==)|(?<![\w-])(?:{_SEVERAL})(?![\w-])"
@@ -51,7 +53,7 @@ class ConfigFile:
 
         self._file = YamlFile(path)
         root = self._file.root()
-        found = self._file.options(root, _ALL, others=("models",))
+        found = self._file.options(root, OPTIONS, others=("models",))
         self._entries: list[yaml.Node] = []
         if listed := found.pop("models", None):
             if not isinstance(listed.node, yaml.SequenceNode) or not listed.node.value:

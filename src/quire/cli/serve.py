@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import msgspec
 
 from quire.cli.banner import key_in_shell, ready_text
-from quire.cli.models_file import ConfigFile
+from quire.cli.models_file import OPTIONS, ConfigFile
 from quire.cli.open_file_limit import raise_open_file_limit
 from quire.cli.options import (
     CommandParser,
@@ -33,10 +32,10 @@ from quire.config import EngineConfig
 from quire.engine.processes.fleet_model import ModelSpec
 from quire.engine.processes.model_fleet import FleetSettings, ModelFleet
 from quire.engine.processes.server_supervisor import ServerSupervisor, ServerSupervisorSettings
-from quire.errors import ConfigError, OverloadedError, UserError
+from quire.errors import ConfigError, UserError
 from quire.logs import LogOptions, configure_logging
 from quire.options import options_of
-from quire.processes import start_thread
+from quire.processes import try_start
 from quire.server.http.api_keys import listed
 from quire.server.http.listen_address import (
     admin_address,
@@ -141,9 +140,16 @@ def _run(args: argparse.Namespace, in_flags: Callable[[str], str], begin: float)
 def read_config(args: argparse.Namespace) -> None:
     """Add the options of the file, if there is one; those of the command line win.
 
-    The file takes the place of its name in `args.config`. Raises ConfigError.
+    The file takes the place of its name in `args.config`, and the word NAME=MODEL that of --model.
+    Raises ConfigError.
     """
     given = vars(args)
+    word = given.get("model", "")
+    name, model = _named(word)
+    if name != word and name.replace("-", "_") in OPTIONS:
+        raise ConfigError(f"{word!r} is not a model; an option begins with --: --{name} {model}")
+    if name != word and "models" not in given:
+        given["models"] = [given.pop("model")]
     if "config" not in given:
         return
     file = ConfigFile(args.config)
@@ -256,8 +262,7 @@ async def _serve(
                 print(f"also at {base_url(listener)}", flush=True)
             if not key and not all(map(is_loopback, listeners)):
                 print(_OPEN_TO_ALL, flush=True)
-            with suppress(OverloadedError):  # no thread is left for what waits for DNS
-                start_thread(settings.hosts.log_names, "quire-hosts")
+            try_start(settings.hosts.log_names, "quire-hosts")  # as it waits for DNS
             await supervisor.run()
 
         ended_by = await _until_signal(work(), signals)

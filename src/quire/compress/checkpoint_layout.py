@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from quire.models.checkpoint_formats.awq import AwqLinear
 from quire.models.checkpoint_formats.bitsandbytes import FourBitLinear
-from quire.models.checkpoint_formats.checkpoint_format import StoredLinear
+from quire.models.checkpoint_formats.checkpoint_format import LARGEST_EXPONENT, StoredLinear
 from quire.models.checkpoint_formats.compressed_tensors import PackedLinear
 from quire.models.checkpoint_formats.gptq import GptqLinear
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
@@ -69,6 +69,12 @@ class CheckpointLayout:
         if self.packing == "mxfp4-pack-quantized":
             return Mxfp4Linear(self.packing, "weight_packed", "weight_scale")
         return Fp8Linear(self.packing, "weight_scale", None, "channel", not self.weight_only)
+
+    @property
+    def scale_limit(self) -> float:
+        """All scales are below it; readers have those of four bits in float16, but MXFP4's."""
+        in_float16 = self.bits == 4 and self.packing != "mxfp4-pack-quantized"
+        return 65504.0 if in_float16 else 2.0**LARGEST_EXPONENT
 
     def problem(self, n: int, k: int) -> str | None:
         """The reason why a weight [n, k] cannot be stored in this layout; None if it can."""

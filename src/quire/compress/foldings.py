@@ -90,7 +90,7 @@ def _divide_norm(
     assert isinstance(norm, RMSNorm)
     before, added = norm.weight.detach().clone(), float(spec.adds_one)
     after = (before / scale - added).to(dtype).float() + added
-    usable = (before != 0.0) & (after != 0.0)
+    usable = (before != 0.0) & (after != 0.0) & after.isfinite()
     after = torch.where(usable, after, before)
     norm.weight.data.copy_(after)
     return torch.where(usable, before / after, 1.0)

@@ -121,6 +121,7 @@ class Quantization:
             spec, dtype = self.parts.spec.layers[index], self.parts.dtype
             rounding = LayerRounding(self.recipe, self.layout, spec, layer, run, dtype)
             coded = rounding.round(hidden, states, self._chosen(index))
+            self._check_scales(index, coded)
             self.files.write(index, self._tensors(index, layer, coded))
         if hidden and index + 1 < len(self.parts.spec.layers):  # which nothing reads after the last
             hidden = run.each(self._stored(index), hidden)
@@ -136,6 +137,18 @@ class Quantization:
                 raise CheckpointError(
                     f"{self.base}: {names}: a weight is {largest:.3g}, which scales of codes "
                     "cannot hold; download the model again, or take weights that are sound"
+                )
+
+    def _check_scales(self, index: int, coded: Coded) -> None:
+        """Raise CheckpointError for scales that no reader takes: rounding moves and corrects."""
+        for linear in self.parts.spec.layers[index].linears:
+            rows = coded.get(linear.module)
+            if rows is not None and not rows.largest_scale < self.layout.scale_limit:
+                names = ", ".join(self._modules(index, linear))
+                raise CheckpointError(
+                    f"{self.base}: {names}: its weights are so large that scales of "
+                    f"{self.layout.bits}-bit codes cannot hold them; take method int8, ignore "
+                    "these layers, or take weights that are sound"
                 )
 
     def _stored(self, index: int) -> LlamaDecoderLayer:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.compress.code_grids import FloatGrid, GroupScales, IntegerGrid
+from quire.kernels.formats.codebook_format import CodebookFormat
 from quire.kernels.formats.table import format_of
 from quire.kernels.operands import CodebookWeight, QuantSpec
 from quire.kernels.reference import FP8
@@ -31,6 +32,11 @@ class IntegerCodes:
         scales = GroupScales(self.scales.scale[own], self.scales.zero[own])
         return replace(self, codes=self.codes[own], scales=scales)
 
+    @property
+    def largest_scale(self) -> float:
+        """The largest magnitude of a scale."""
+        return self.scales.scale.abs().max().item()
+
     def numbers(self) -> Tensor:
         """The numbers that the codes stand for: float32 [N, K]."""
         if self.group_of is None:
@@ -51,6 +57,11 @@ class FloatCodes:
         """The codes of outputs `start` to before `end`."""
         return FloatCodes(self.codes[start:end], self.scale[start:end])
 
+    @property
+    def largest_scale(self) -> float:
+        """The largest scale."""
+        return self.scale.max().item()
+
     def numbers(self) -> Tensor:
         """The numbers that the codes stand for: float32 [N, K]."""
         return self.codes.float() * self.scale
@@ -65,6 +76,13 @@ class CodebookCodes:
     def rows(self, start: int, end: int) -> CodebookCodes:
         """The codes of outputs `start` to before `end`."""
         return CodebookCodes(self.weight.map_rows(lambda tensor: tensor[start:end]))
+
+    @property
+    def largest_scale(self) -> float:
+        """The largest scale."""
+        scale_format = format_of(self.weight.spec)
+        assert isinstance(scale_format, CodebookFormat)
+        return scale_format.wide_scales(self.weight.scale).max().item()
 
     def numbers(self) -> Tensor:
         """The numbers that the codes stand for: float32 [N, K]."""

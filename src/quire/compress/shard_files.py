@@ -33,8 +33,10 @@ from quire.models.checkpoints.checkpoint import INDEX, Checkpoint
 from quire.models.checkpoints.safetensors_header import read_header
 from quire.models.config.quality_report import QUALITY_FILE
 from quire.models.config.weight_files import json_digest, weight_files
+from quire.version import __version__
 
 _OWN = ("config.json", QUANTIZE_RUN, QUALITY_FILE)  # which are written anew
+_VERSION = "version"  # of Quire, in the record of a run
 _OTHER = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5")
 
 
@@ -64,7 +66,12 @@ class ShardFiles:
             yield
 
     def _make(self, record: dict[str, Any]) -> None:
-        if self._has_run(record):
+        if (found := self._run_found(record)) is not None:
+            if found.get(_VERSION) != record[_VERSION]:  # may round and pack in another way
+                raise ConfigError(
+                    f"out: {self.folder} has an unfinished run of another version of Quire; name "
+                    "another folder, or remove this one"
+                )
             return
         run = self.folder / QUANTIZE_RUN
         try:
@@ -78,10 +85,11 @@ class ShardFiles:
 
     def is_finished(self, record: dict[str, Any]) -> bool:
         """Whether the folder has all of a run with this record. Raises ConfigError."""
-        has_run = self._has_run(record) and (self.folder / INDEX).is_file()
+        has_run = self._run_found(record) is not None and (self.folder / INDEX).is_file()
         return has_run and all(map(self.is_written, range(self._layers + 1)))
 
-    def _has_run(self, record: dict[str, Any]) -> bool:
+    def _run_found(self, record: dict[str, Any]) -> dict[str, Any] | None:
+        """The record of the folder's run, by whichever version; None if there is none."""
         path = self.folder / QUANTIZE_RUN
         try:
             found = parse_json(path.read_bytes()) if path.is_file() else {}
@@ -90,13 +98,13 @@ class ShardFiles:
         except ValueError:
             found = None
         if found == {}:
-            return False
-        if found != record:
+            return None
+        if not isinstance(found, dict) or found | {_VERSION: record[_VERSION]} != record:
             raise ConfigError(
                 f"out: {self.folder} has a run with another model, text or settings; name "
                 "another folder, or remove this one"
             )
-        return True
+        return found
 
     def path(self, index: int) -> Path:
         """The file of a layer; that of the rest comes after the last layer's."""
@@ -147,11 +155,12 @@ def other_files(folder: Path) -> Iterable[Path]:
 
 
 def recipe_record(recipe: Recipe, base: Path, digest: str | None) -> dict[str, Any]:
-    """The identity of a run: its settings, the model's weights and config, and the text.
+    """The identity of a run: Quire's version, settings, the model's weights and config, the text.
 
     digest: of the text for calibration; None for methods that need none.
     """
     return {
+        _VERSION: __version__,
         "recipe": recipe.record(),
         "base": base.name,
         "files": weight_files(base),

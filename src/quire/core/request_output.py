@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,7 +16,39 @@ else:  # a server needs no NumPy, and help() asks for the name
     Singles = Any
 
 
-class Logprob(msgspec.Struct, gc=False):
+class _OfDataclass:
+    """An attribute that `dataclasses` looks for in a class, so that asdict and others take it.
+
+    Made when it is asked for: a start imports no `dataclasses`.
+    """
+
+    def __set_name__(self, _owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, _instance: object, cls: type[msgspec.Struct]) -> Any:
+        return getattr(_dataclass_like(cls), self._name)
+
+
+@cache
+def _dataclass_like(cls: type[msgspec.Struct]) -> type:
+    """A data class with the same fields."""
+    from dataclasses import make_dataclass
+
+    return make_dataclass(cls.__name__, cls.__struct_fields__)
+
+
+if TYPE_CHECKING:  # for which some classes may be frozen, and others not
+    _Output = msgspec.Struct
+else:
+
+    class _Output(msgspec.Struct):
+        """A base, for scripts that expect data classes: `asdict`, `fields`, `replace`."""
+
+        __dataclass_fields__ = _OfDataclass()
+        __dataclass_params__ = _OfDataclass()
+
+
+class Logprob(_Output, gc=False):
     """The log-probability of one token at one position; rank 1 is the most probable.
 
     rank: None of a token that is reported because logprob_token_ids names it.
@@ -29,7 +62,7 @@ class Logprob(msgspec.Struct, gc=False):
 PositionLogprobs = dict[int, Logprob]  # token id → Logprob, the produced token first
 
 
-class CompletionOutput(msgspec.Struct, gc=False):
+class CompletionOutput(_Output, gc=False):
     """One answer; in a stream, the part that is new.
 
     finish_reason: "stop", "length" or "abort"; None while it is unfinished.
@@ -73,7 +106,7 @@ class CompletionOutput(msgspec.Struct, gc=False):
         self.stop_reason = delta.stop_reason
 
 
-class RequestTimes(msgspec.Struct):
+class RequestTimes(_Output):
     """Times of a request in monotonic seconds; None until it happened."""
 
     arrival: float
@@ -116,7 +149,7 @@ class RequestTimes(msgspec.Struct):
         return self.ttft
 
 
-class PromptProgress(msgspec.Struct, frozen=True):
+class PromptProgress(_Output, frozen=True):
     """Progress of a prompt's computation.
 
     num_cached: tokens that the prefix cache had; num_computed: those included. seconds: since the
@@ -128,7 +161,7 @@ class PromptProgress(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class RequestOutput(msgspec.Struct):
+class RequestOutput(_Output):
     """All answers to one prompt; in a stream, their new parts.
 
     prompt_logprobs: as far as computed; complete with the first token. times: shared by all parts
@@ -178,7 +211,7 @@ class RequestOutput(msgspec.Struct):
         self.progress += delta.progress
 
 
-class EmbeddingOutput(msgspec.Struct):
+class EmbeddingOutput(_Output):
     """The vector of one prompt. embedding: float32 [D], D the model's hidden size or fewer."""
 
     request_id: str
@@ -194,7 +227,7 @@ class EmbeddingOutput(msgspec.Struct):
         return Embedding(self.embedding)
 
 
-class Embedding(msgspec.Struct, frozen=True):
+class Embedding(_Output, frozen=True):
     """A vector. data: float32 [D]."""
 
     data: Singles
@@ -211,7 +244,7 @@ class Embedding(msgspec.Struct, frozen=True):
         return len(self.data)
 
 
-class Score(msgspec.Struct, frozen=True):
+class Score(_Output, frozen=True):
     """Similarity of two texts: the cosine of the angle between their vectors, -1 to 1."""
 
     score: float
@@ -222,7 +255,7 @@ class Score(msgspec.Struct, frozen=True):
         return cls(max(-1.0, min(1.0, cosine)))
 
 
-class ScoreOutput(msgspec.Struct):
+class ScoreOutput(_Output):
     """The score of one pair. prompt_token_ids: of both texts, one after the other."""
 
     request_id: str

@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from quire.gguf.gguf_tokenizer import UnreadTokenizerError, tokenizer_files
 from quire.gguf.vocabulary_list import VocabularyList
 from quire.last_use import NO_HOME, last_use, mark_used, user_cache
 from quire.locked_folder import make_locked_folder, remove_left_folders
-from quire.model_folder import GGUF_LINK, NO_TOKENIZER, check_regular
+from quire.model_folder import GGUF_LINK, NO_TOKENIZER, check_regular, write_whole
 from quire.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -136,7 +137,7 @@ def _remove(folder: Path, process: int) -> None:
 
 def _fill(folder: Path, file: Path, content: Mapping[str, str]) -> None:
     for name, text in content.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        write_whole(folder / name, partial(Path.write_text, data=text, encoding="utf-8"))
     (folder / GGUF_LINK).symlink_to(file)
 
 

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from itertools import permutations
 from typing import Any
 
+from quire.tokenizer.pattern_cost import num_attempts
+
 Schema = dict[str, Any]
 
 _FORMATS = frozenset({  # of JSON Schema 2020-12; llguidance enforces some and refuses the others
@@ -30,9 +32,10 @@ _SCHEMAS = (  # keywords whose value is a schema or a list of schemas
 _NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _NOTES = frozenset({"title", "description", "$comment", "default", "examples", "deprecated"})
 _A_STRING = ("type", "string")
-_MAX_UNIQUE = 4  # values, of which all or some have 65 orders; 5 have 326
+_MAX_UNIQUE = 5  # values with 120 orders, which compile in 30 ms; 720 of six take 200
 _LENGTHS = frozenset({"minLength", "maxLength"})
 _MAX_LENGTH = 1000  # of names
+_MAX_ATTEMPTS = 1_000_000  # to match listed names; some milliseconds
 _DECIMAL = r"^(?!^[-+.]*$)[+-]?0*"  # how pydantic's patterns of a Decimal begin, and go on:
 _DECIMAL_TAILS = (
     r"\\d\*\\\.\?\\d(?:\*|\{0,(?P<fraction>\d+)\}0\*)\$",
@@ -88,34 +91,54 @@ def _without_note(schema: Schema) -> bool:
 
 
 def _with_names(schema: Schema, root: Schema) -> bool:
-    """Say with the members of an object, if it has none yet, which names they may have.
+    """Say with the members of an object which names they may have.
 
-    That they are strings, as all are, is left out in any object.
+    That they are strings, as all are, is left out.
     """
     names = _resolved(schema.get("propertyNames"), root)
-    has_members = not schema.keys().isdisjoint({"properties", "patternProperties"})
-    if names is None or (names and has_members):
+    own, value = schema.get("properties", {}), schema.get("additionalProperties", True)
+    if names is None or (names and ("patternProperties" in schema or not isinstance(own, dict))):
         return False
-    value = schema.get("additionalProperties", True)
+    members: Schema | None = None
     match names:
         case {"pattern": str(pattern)} if len(names) == 1:
-            members: Schema = {"patternProperties": {pattern: value}}
-        case _ if names and names.keys() <= _LENGTHS:
-            if (of_length := _of_length(**names)) is None:
-                return False
-            members = {"patternProperties": {of_length: value}}
+            members = _matching(pattern, own, value)
         case {"enum": [*listed]} if len(names) == 1:
             value = _shared(value, root)  # written once, however many names there are
-            members = {"properties": {name: value for name in listed if isinstance(name, str)}}
+            allowed = {name: value for name in listed if isinstance(name, str)}
+            known = {name: each for name, each in own.items() if name in allowed}
+            members = {"properties": known | allowed | known}  # these first, with their schemas
         case {"const": str(name)} if len(names) == 1:
-            members = {"properties": {name: value}}
+            members = {"properties": {name: own.get(name, value)}}
+        case _ if names and names.keys() <= _LENGTHS:
+            of_length = _of_length(**names)
+            members = None if of_length is None else _matching(of_length, own, value)
         case _ if not names:
             members = {}
-        case _:
-            return False
+    if members is None:
+        return False
     del schema["propertyNames"]
     schema.update(members, **({"additionalProperties": False} if members else {}))
     return True
+
+
+def _matching(pattern: str, own: Schema, value: Any) -> Schema | None:
+    """Members whose names match a pattern. own: those listed; value: the schema of the others.
+
+    None where that cannot be said: what has a pattern holds for listed members, too.
+    """
+    if not own:
+        return {"patternProperties": {pattern: value}}
+    longest, chars = 1 + max(map(len, own)), sum(map(len, own))
+    is_quick = num_attempts([pattern], longest) * chars <= _MAX_ATTEMPTS
+    if not is_quick or not (isinstance(value, bool) or value == {}):
+        return None
+    try:
+        known = {name: each for name, each in own.items() if re.search(pattern, name)}
+    except re.error:
+        return None
+    others = {} if value is False else {"patternProperties": {pattern: value}}
+    return {"properties": known, **others}
 
 
 def _with_orders(schema: Schema, root: Schema) -> bool:
@@ -133,17 +156,17 @@ def _with_orders(schema: Schema, root: Schema) -> bool:
     is_short = len(scalars) == len(values) <= _MAX_UNIQUE and {type(least), type(most)} == {int}
     if not is_short or not schema.keys().isdisjoint({"anyOf", "prefixItems", "unevaluatedItems"}):
         return False
+    least, most = max(0, least), min(len(values), most)
+    if least > most:
+        return False
     items = [_shared({**rest, "const": value}, root) for value in values]
-    arrays: list[Schema] = [
-        {"type": "array", "prefixItems": order, "items": False, "minItems": size}
-        for size in range(max(0, least), min(len(items), most) + 1)
-        for order in permutations(items, size)
+    for word in ("type", "items", "uniqueItems", "minItems", "maxItems"):
+        schema.pop(word, None)
+    schema["anyOf"] = [  # each may end early
+        {"type": "array", "prefixItems": order, "items": False, "minItems": least}
+        for order in permutations(items, most)
     ]
-    if arrays:
-        for word in ("type", "items", "uniqueItems", "minItems", "maxItems"):
-            schema.pop(word, None)
-        schema["anyOf"] = arrays
-    return bool(arrays)
+    return True
 
 
 def _of_length(minLength: Any = 0, maxLength: Any = "") -> str | None:  # noqa: N803 - the schema's

@@ -10,9 +10,11 @@ character is written as the mark and a stand-in, which the copy replaces.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from quire.errors import is_failure
 from quire.tokenizer.conversation_input import BREAK
 
 if TYPE_CHECKING:
@@ -33,7 +35,17 @@ def plain_encoder(backend: tokenizers.Tokenizer) -> EncodeText:
         found: list[int] = encoding.ids
         return found
 
-    return ids
+    def ids_without_threads(text: str, add_special_tokens: bool) -> list[int]:
+        try:
+            return ids(text, add_special_tokens)
+        except BaseException as error:
+            if not is_failure(error) or "thread pool" not in str(error):
+                raise
+        # the system starts no more threads; one text needs none, and no later call can have them
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        return ids(text, add_special_tokens)
+
+    return ids_without_threads
 
 
 def tokenizer_json(backend: tokenizers.Tokenizer) -> str:

@@ -16,7 +16,7 @@ tokens, such as <think>, are recognised everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from quire.tokenizer.token_spelling import Pieces, Spelling
 from quire.tokenizer.tokenizer_folder import (
     NO_MAX_LENGTH,
     add_missing_tokens,
+    listed_tokens,
     named_tokens,
     read_backend,
     read_max_length,
@@ -62,6 +63,7 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         *,
         names: dict[str, str] | None = None,
+        listed: Sequence[str] = (),
         templates: dict[str, tuple[str, str]] | None = None,
         model_max_length: int = NO_MAX_LENGTH,
     ) -> None:
@@ -69,6 +71,8 @@ class Tokenizer:
         self.model_max_length = model_max_length
         self.names = names or {}
         """Role → text of special tokens."""
+        self.listed = tuple(listed)
+        """Texts of special tokens that the model's settings name, with a role or without."""
         self._sources = templates or {}
         self._templates = _compile(self._sources, self.names)
         self.chat_template_text = "\n".join(source for _, source in self._sources.values())
@@ -85,7 +89,7 @@ class Tokenizer:
     def __reduce__(self) -> tuple[Any, ...]:
         # the backend's own pickle is a text that it cannot always read
         spec = tokenizer_json(self._backend)
-        return _of_json, (spec, self.names, self._sources, self.model_max_length)
+        return _of_json, (spec, self.names, self.listed, self._sources, self.model_max_length)
 
     def __copy__(self) -> Tokenizer:
         return self  # nothing changes it
@@ -109,6 +113,7 @@ class Tokenizer:
         return cls(
             backend,
             names=named_tokens(settings),
+            listed=listed_tokens(settings),
             templates=templates,
             model_max_length=read_max_length(settings),
         )
@@ -121,6 +126,7 @@ class Tokenizer:
         return Tokenizer(
             self._backend,
             names=self.names,
+            listed=self.listed,
             templates={"default": (origin, source)},
             model_max_length=self.model_max_length,
         )
@@ -337,13 +343,19 @@ class Tokenizer:
 
 
 def _of_json(
-    spec: str, names: dict[str, str], templates: dict[str, tuple[str, str]], max_length: int
+    spec: str,
+    names: dict[str, str],
+    listed: Sequence[str],
+    templates: dict[str, tuple[str, str]],
+    max_length: int,
 ) -> Tokenizer:
     """A tokenizer that was pickled. spec: its tokenizer.json."""
     import tokenizers
 
     backend = tokenizers.Tokenizer.from_str(spec)
-    return Tokenizer(backend, names=names, templates=templates, model_max_length=max_length)
+    return Tokenizer(
+        backend, names=names, listed=listed, templates=templates, model_max_length=max_length
+    )
 
 
 def _compile(

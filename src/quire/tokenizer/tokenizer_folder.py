@@ -115,6 +115,15 @@ def named_tokens(settings: dict[str, Any]) -> dict[str, str]:
     return {name: text for name, text in texts.items() if text is not None}
 
 
+def listed_tokens(settings: dict[str, Any]) -> list[str]:
+    """Texts of the special tokens that the settings name, those with usual roles first.
+
+    tokenizer.json may have more control tokens, such as those of a chat template.
+    """
+    others = (flags["content"] for flags, _ in _special_tokens(settings))
+    return [*dict.fromkeys([*named_tokens(settings).values(), *others])]
+
+
 def _token_text(value: Any) -> str | None:
     if isinstance(value, dict):
         value = value.get("content")

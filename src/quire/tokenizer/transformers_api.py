@@ -183,7 +183,7 @@ class TransformersTokenizer(ForeignMethods):
         plain, name = plain_value(ids), self._tokenizer.id_to_token
         if isinstance(plain, int):
             return name(plain)
-        skipped = self._tokenizer.special_ids if skip_special_tokens else ()
+        skipped = self.all_special_ids if skip_special_tokens else ()
         return [name(token_id) for token_id in plain if token_id not in skipped]
 
     def get_vocab(self) -> dict[str, int]:
@@ -235,5 +235,6 @@ class TransformersTokenizer(ForeignMethods):
 
     @property
     def all_special_ids(self) -> list[int]:
-        """The ids of control tokens."""
-        return sorted(self._tokenizer.special_ids)
+        """The ids of special tokens that the settings name; decode skips all control tokens."""
+        ids = map(self._tokenizer.token_to_id, self._tokenizer.listed)
+        return [token_id for token_id in ids if token_id is not None]

@@ -96,7 +96,17 @@ def test_biases_of_zeros_that_the_model_lacks_are_passed_over(tmp_path: Path) ->
         ("gptq", reorder_one, r"its g_idx orders inputs in another way"),
         ("gptq_order", no_groups, r"proj: its g_idx has inputs of no group; download"),
         ("gptq_order", one_group_less, r"g_idx .*it does not put its inputs into 4 groups of one"),
-        ("auto_round", configure(data_type="mx_fp"), r"data_type is 'mx_fp'; take integers"),
+        ("auto_round", configure(data_type="mx_fp"), r"data_type is 'mx_fp'; take .*integers"),
+        (
+            "auto_round",
+            configure(extra_config={DOWN: {"bits": 4, "data_type": "mx_fp"}}),
+            r"data_type is 'mx_fp'; take .*integers",
+        ),
+        (
+            "auto_round",
+            configure(extra_config={DOWN: {"bits": 4, "act_bits": 8}}),
+            r"act_bits is set; take a checkpoint that quantizes",
+        ),
         ("auto_round", configure(packing_format="x"), r"packing_format is 'x' with 4 bits; take"),
         ("auto_round", configure(act_bits=8), r"act_bits is set; take a checkpoint that quantizes"),
         ("auto_round", configure(extra_config={}), rf"missing: {DOWN}.qweight"),

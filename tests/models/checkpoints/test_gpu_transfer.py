@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,22 @@ def test_every_byte_arrives(
     for name, tensor in expected.items():
         assert found[name].dtype == tensor.dtype
         assert torch.equal(found[name], tensor)
+
+
+def test_one_thread_reads_where_the_system_starts_no_more(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def start_one(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    found, expected = read(folder, 64), load_file(folder / "model.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 def test_no_file_stays_open(folder: Path) -> None:

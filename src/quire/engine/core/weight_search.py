@@ -10,11 +10,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
 
 from quire.core.messages import RequestDelta
-from quire.errors import OverloadedError
-from quire.processes import start_thread
+from quire.processes import try_start
 from quire.scheduler.request_outputs import NON_FINITE
 
 logger = logging.getLogger(__name__)
@@ -73,8 +71,7 @@ class WeightSearch:
         """Start the search; the next failure tries again where the system has no thread left."""
         if self._thread is None:
             self._due = time.monotonic() + SEARCH_SECONDS
-            with suppress(OverloadedError):
-                self._thread = start_thread(self._run, "quire-weights")
+            self._thread = try_start(self._run, "quire-weights")
         return self._thread is not None
 
     def _run(self) -> None:

@@ -10,11 +10,14 @@ from quire.core.messages import EngineStats
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+_REFRESH_SECONDS = 0.1
+
 
 class ProgressBar:
     """A progress bar: finished requests, and tokens generated or embedded per second.
 
-    Not drawn where there is nothing to do.
+    Not drawn where there is nothing to do. The caller's thread draws it, as the system may have no
+    other.
     """
 
     def __init__(self, what: str, total: int, *, shown: bool) -> None:
@@ -22,6 +25,7 @@ class ProgressBar:
         self._begin = time.monotonic()
         self._embeds = what == "embeddings"
         self._tokens_before: int | None = None
+        self._due = 0.0  # when it is drawn again
 
     def __enter__(self) -> ProgressBar:
         if self._bar is not None:
@@ -41,7 +45,10 @@ class ProgressBar:
             self._tokens_before = tokens
         tokens -= self._tokens_before
         rate = tokens / max(time.monotonic() - self._begin, 1e-9)
-        self._bar.update(self._bar.task_ids[0], completed=finished, rate=rate)
+        is_due = time.monotonic() >= self._due
+        self._bar.update(self._bar.task_ids[0], completed=finished, rate=rate, refresh=is_due)
+        if is_due:
+            self._due = time.monotonic() + _REFRESH_SECONDS
 
 
 def _bar(what: str, total: int) -> Progress:
@@ -51,6 +58,7 @@ def _bar(what: str, total: int) -> Progress:
 
     rate = TextColumn("{task.fields[rate]:.0f} tokens/s")
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), rate)
-    bar = Progress(*columns, console=Console(stderr=True), redirect_stdout=False)
+    console = Console(stderr=True)
+    bar = Progress(*columns, console=console, redirect_stdout=False, auto_refresh=False)
     bar.add_task(what, total=total, rate=0.0)
     return bar

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from quire.config import EngineConfig
@@ -19,6 +20,7 @@ from quire.errors import CheckpointError
 from quire.hub import BUNDLED, resolve_model
 from quire.models.checkpoints.large_pages import read_in_large_pages
 from quire.models.prepared.prepared_files import newest_file, step_bytes
+from quire.processes import try_start
 
 _TRITON = "quire-triton"  # the thread's name
 
@@ -26,12 +28,10 @@ _TRITON = "quire-triton"  # the thread's name
 def start_prefetch(config: EngineConfig) -> None:
     """Start the threads. What fails in one is reported by the code that needs it later."""
     if may_use_gpu(config) and gpu_driver() is not None:
-        threading.Thread(target=retain_primary_context, name="quire-driver", daemon=True).start()
-        threading.Thread(target=_initialise_triton, name=_TRITON, daemon=True).start()
+        try_start(retain_primary_context, "quire-driver")
+        try_start(_initialise_triton, _TRITON)
     if config.model.load_format == "auto" and _local_folder(config) is not None:
-        threading.Thread(
-            target=read_ahead, args=(config,), name="quire-read-ahead", daemon=True
-        ).start()
+        try_start(partial(read_ahead, config), "quire-read-ahead")
 
 
 def _initialise_triton() -> None:

@@ -26,11 +26,13 @@ from quire.config import EngineConfig
 from quire.engine.startup.device_policy import is_cpu_build, torch_library
 from quire.engine.startup.prefetch import expects_torch, start_prefetch
 from quire.errors import ConfigError
-from quire.processes import exit_on_interrupt
+from quire.processes import exit_on_interrupt, try_start
 
 # Shape functions for tracing models: a quarter of PyTorch's import, which nothing here needs.
 _LEFT_OUT = "torch._meta_registrations"
-_THREADS = Path("/proc/self/task")  # of this process; only Linux lists them
+_STATUS = Path("/proc/self/stat")  # of this process, on Linux
+_FLAGS, _NUM_THREADS = 6, 17  # fields after the name
+_IS_FORK = 0x40  # a flag: PF_FORKNOEXEC
 _LONGEST_LOOP = 5  # seconds; it takes a millisecond
 
 
@@ -52,10 +54,14 @@ def can_run_torch() -> bool:
     """Whether loops of PyTorch, if the program has imported it, end in this process.
 
     They do not in a fork of one in which PyTorch has run: OpenMP's threads are not forked. Nothing
-    says so but such a loop, in a process that the system ends. Asked before there are own threads.
+    says so but such a loop, in a process that the system ends. Only Linux tells what is a fork. One
+    with threads that are not Python's may have run PyTorch itself.
     """
-    is_fork = _THREADS.exists() and len([*_THREADS.iterdir()]) == 1  # one begins so
-    if "torch" not in sys.modules or not is_fork:
+    if "torch" not in sys.modules or not _STATUS.exists():
+        return True
+    fields = _STATUS.read_text().rpartition(")")[2].split()
+    has_others = int(fields[_NUM_THREADS]) > threading.active_count()
+    if has_others or not int(fields[_FLAGS]) & _IS_FORK:
         return True
     import torch
 
@@ -81,7 +87,7 @@ def dedicated_start(config: EngineConfig) -> Iterator[None]:
     with exit_on_interrupt():
         if expects_torch(config):
             # Not a daemon: no exit handler may run while the library loads.
-            threading.Thread(target=_load_torch_library, name="quire-library").start()
+            try_start(_load_torch_library, "quire-library", daemon=False)
         start_prefetch(config)
         _import_numpy()
         placeholder = sys.modules[_LEFT_OUT] = ModuleType(_LEFT_OUT)

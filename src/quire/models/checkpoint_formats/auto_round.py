@@ -22,11 +22,8 @@ _AWQ = ("auto_round:auto_awq", "auto_round:awq")
 
 def read_auto_round(config: ConfigFile) -> ModuleRules:
     """The format of a quantization_config. Raises CheckpointError."""
-    kind = config.text("data_type", "int")
-    if kind != "int" or config.get("rotation_config"):
-        raise config.wrong("data_type", f"is {kind!r}; take integers without a rotation")
-    if config.get("act_bits") not in (None, *_FULL_BITS):
-        raise config.wrong("act_bits", "is set; take a checkpoint that quantizes weights alone")
+    if config.get("rotation_config"):
+        raise config.wrong("rotation_config", "is set; take a checkpoint without a rotation")
     linear = _linear(config, config, config.integer("bits"))
     if linear is None:
         raise config.wrong("bits", "is that of 16-bit weights; take the 16-bit checkpoint")
@@ -62,6 +59,11 @@ def _linear(config: ConfigFile, own: ConfigFile, bits: int) -> StoredLinear | No
     """The layout of modules with their own settings; None for those that are not quantized."""
     if bits in _FULL_BITS:
         return None
+    kind = own.text("data_type", "int")
+    if not kind.startswith("int"):
+        raise own.wrong("data_type", f"is {kind!r}; take a checkpoint of integers")
+    if own.get("act_bits") not in (None, *_FULL_BITS):
+        raise own.wrong("act_bits", "is set; take a checkpoint that quantizes weights alone")
     where, packing = config.location, config.text("packing_format", "auto")
     group = own.integer("group_size", config.integer("group_size", -1, low=-1), low=-1)
     symmetric = own.boolean("sym", config.boolean("sym", True))

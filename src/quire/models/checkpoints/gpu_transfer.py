@@ -10,7 +10,7 @@ import os
 import queue
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from quire.background import LazyThreads
 from quire.dtypes import SAFETENSORS
 from quire.errors import CheckpointError
 from quire.kernels.torch_dtypes import torch_dtype
@@ -56,7 +57,7 @@ class DeviceReader:
         self._device, self._part_bytes = device, part_bytes
         self._on_gpu = device.type == "cuda"
         self._stream = _stream(device) if self._on_gpu else None
-        self._pool = ThreadPoolExecutor(LOAD_THREADS, "quire-load")
+        self._pool = LazyThreads(LOAD_THREADS, "quire-load")
         self._buffers: queue.SimpleQueue[_Buffer] = queue.SimpleQueue()
         for _ in range(2 * LOAD_THREADS):
             memory = torch.empty(part_bytes, dtype=torch.uint8, pin_memory=self._on_gpu)

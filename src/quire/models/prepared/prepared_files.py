@@ -26,7 +26,7 @@ from quire.models.config.model_config import ModelConfig
 from quire.models.config.quality_report import QUALITY_FILE
 from quire.version import __version__
 
-LAYOUT = 9  # to be raised when a packed layout or its metadata changes, or how weights are rounded
+LAYOUT = 10  # to be raised when a packed layout or its metadata changes, or how weights are rounded
 # entries of a file's metadata
 FORMATS = "formats"  # JSON: module name → its weight's format, see quantization/stored_weight.py
 SOURCE = "source"  # the checkpoint's folder, or GGUF file

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from quire.array_types import Array
 from quire.config import ModelSettings
-from quire.errors import OverloadedError
 from quire.kernels.cpu import native
 from quire.kernels.cpu.torch_matmul import is_emulated
 from quire.kernels.dispatch import describe
@@ -49,13 +48,13 @@ from quire.models.prepared.prepared_reader import (
     Formats,
     StoredArrays,
     bytes_of,
-    check_of,
+    checks_of,
     discard,
     open_prepared,
 )
 from quire.models.prepared.safetensors_writer import bring_to_disk, stored_dtype, write_tensors
 from quire.models.prepared.unfinished_file import unfinished_file
-from quire.processes import interrupted, start_thread
+from quire.processes import interrupted, try_start
 from quire.quantization.stored_weight import describe as describe_weight
 
 logger = logging.getLogger(__name__)
@@ -116,9 +115,8 @@ class PreparedWeights:
             return None
         ending = _ProcessEnd()
         work = partial(self._save, tensors, formats_of(model), _tables(model), ending)
-        try:
-            thread = start_thread(work, "quire-prepared")
-        except OverloadedError:  # a later start saves them
+        if (thread := try_start(work, "quire-prepared")) is None:
+            logger.warning("prepared weights are not stored: no thread could be started")
             return None
         atexit.register(ending.wait_for, thread)
         return thread
@@ -140,8 +138,8 @@ class PreparedWeights:
             metadata = {FORMATS: json.dumps(formats), **self._origin}
             parts = {name: bytes_of(array) for name, array in arrays_of(tensors).items()}
             kinds = {name: (stored_dtype(t), t.shape) for name, t in tensors.items()}
-            check = check_of(parts, kinds, metadata[FORMATS])
-            everything = tensors | {CHECK: torch.tensor([check])}
+            checks = checks_of(parts, kinds, metadata[FORMATS])
+            everything = tensors | {CHECK: torch.tensor(checks)}
             with unfinished_file(unfinished_name(self.file)) as path:
                 if not write_tensors(path, everything, tables, ending.stops, metadata):
                     return

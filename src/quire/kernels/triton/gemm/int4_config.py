@@ -191,7 +191,7 @@ def runs_wide_at_once(m: int, n: int, num_sms: int, memory: Memory) -> bool:
 
 
 def quickest_split(most: int, tiles: int, steps: int, num_sms: int) -> int:
-    """How many programs share a tile where a multiprocessor runs one: short rounds, or few."""
+    """The number of programs for a tile where a multiprocessor runs one: short rounds, or few."""
     rounds = {s: math.ceil(s * tiles / num_sms) * (steps / s + 2) for s in range(1, most + 1)}
     return min(rounds, key=lambda s: rounds[s])
 
