@@ -203,6 +203,8 @@ ROUND = {
     "bits": 4,
     "group_size": 32,
 }
+ROUND_FP8 = {"quant_method": "auto-round", "data_type": "fp", "bits": 8, "act_bits": 8}
+_BITS16 = {"bits": 16, "act_bits": 16, "data_type": "fp"}
 TOKENS = {"type": "int", "num_bits": 8, "dynamic": True, "strategy": "token"}
 FP8_TOKENS = TOKENS | {"type": "float"}
 
@@ -321,6 +323,22 @@ METHODS = {
     ),
     "auto_round_awq": Method(
         ROUND | {"sym": False, "packing_format": "auto_round:auto_awq"}, awq(32), "INT4_ZEROS"
+    ),
+    "auto_round_fp8": Method(
+        ROUND_FP8 | {"packing_format": "auto_round:fp8_static", "extra_config": {DOWN: _BITS16}},
+        fp8((1, 0), activation_scale="input_scale"),
+        None,
+        (DOWN,),
+    ),
+    "auto_round_fp8_tensor": Method(ROUND_FP8 | {"group_size": 0, "act_bits": None}, fp8(None)),
+    "auto_round_fp8_block": Method(
+        ROUND_FP8 | {"group_size": [128, 128], "weight_block_size": [128, 128]},
+        fp8((128, 128), "weight_scale_inv"),
+    ),
+    "auto_round_mxfp4": Method(
+        ROUND | {"data_type": "mx_fp", "act_bits": 4, "packing_format": "auto_round:x"},
+        mxfp4,
+        "MXFP4",
     ),
     "modelopt": Method(
         {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "*1.mlp.down*"]},

@@ -90,6 +90,7 @@ def test_codes_without_a_config_are_refused(tmp_path: Path) -> None:
     [
         ("modelopt", configure(quant_algo="NVFP4"), r"quant_algo is 'NVFP4'; take a checkpoint in"),
         ("fp8", cast("weight", torch.bfloat16), r"up_proj.weight .*BF16, not the F8_E4M3"),
+        ("fp8", cast("weight", torch.float8_e4m3fnuz), r"weight .*F8_E4M3FNUZ, not the F8_E4M3"),
         (
             "fp8",
             configure(weight_block_size=[128]),

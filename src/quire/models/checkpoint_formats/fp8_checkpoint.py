@@ -17,6 +17,11 @@ _MODELOPT = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "channel"}  # what ha
 
 def read_fp8(config: ConfigFile) -> ModuleRules:
     """The format of a quantization_config. Raises CheckpointError."""
+    return _rules(fp8_linear(config, rounds=True), config)
+
+
+def fp8_linear(config: ConfigFile, *, rounds: bool) -> Fp8Linear:
+    """The layout of a quantization_config. rounds: see `Fp8Linear`. Raises CheckpointError."""
     fmt = config.text("fmt", "e4m3")
     if fmt not in ("e4m3", "float8_e4m3fn"):
         raise config.wrong("fmt", f"is {fmt!r}; take a checkpoint in e4m3")
@@ -24,8 +29,7 @@ def read_fp8(config: ConfigFile) -> ModuleRules:
     block = None if config.get(key) is None else read_block(config, key)
     # whoever writes the key, be it a null, gives scales DeepSeek's name
     scale = "weight_scale_inv" if key in config.values else "weight_scale"
-    linear = Fp8Linear(where, scale, block)
-    return _rules(linear, config)
+    return Fp8Linear(where, scale, block, rounds=rounds)
 
 
 def read_fbgemm(config: ConfigFile) -> ModuleRules:
