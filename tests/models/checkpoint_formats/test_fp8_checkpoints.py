@@ -97,6 +97,12 @@ def test_codes_without_a_config_are_refused(tmp_path: Path) -> None:
             r"weight_block_size is \[128\]; it must be two",
         ),
         ("fp8", configure(fmt="e5m2"), r"fmt is 'e5m2'; take a checkpoint in e4m3"),
+        ("fp8", configure(weight_scale_semantics="x"), r"weight_scale_semantics is 'x', which is"),
+        (
+            "fp8_reciprocal_block",
+            spoil("weight_scale_inv", 0.0),
+            r"its .*_inv divides by zero",
+        ),
         (
             "fp8_block_exponents",
             spoil("weight_scale_inv"),
