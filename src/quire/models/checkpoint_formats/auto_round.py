@@ -24,8 +24,6 @@ _AWQ = ("auto_round:auto_awq", "auto_round:awq")
 
 def read_auto_round(config: ConfigFile) -> ModuleRules:
     """The format of a quantization_config. Raises CheckpointError."""
-    if config.get("rotation_config"):
-        raise config.wrong("rotation_config", "is set; take a checkpoint without a rotation")
     linear = _linear(config, config, config.integer("bits"))
     if linear is None:
         raise config.wrong("bits", "is that of 16-bit weights; take the 16-bit checkpoint")
