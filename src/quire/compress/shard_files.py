@@ -78,13 +78,13 @@ class ShardFiles:
 
     def is_finished(self, record: dict[str, Any], base: Path) -> bool:
         """Whether the folder has all files of a run with this record. Raises ConfigError."""
-        names = ["config.json", INDEX, *(path.relative_to(base) for path in other_files(base))]
-        has_files = all((self.folder / name).is_file() for name in names)
+        copied = (str(path.relative_to(base)) for path in other_files(base))
+        has_files = all((self.folder / name).is_file() for name in ("config.json", INDEX, *copied))
         return self._has_run(record) and has_files and all(map(self.is_written, self._indices))
 
     @property
     def _indices(self) -> range:
-        """Those of the layers' files, and of the file of the rest."""
+        """Indices of all files: one for each layer, and that of the rest."""
         return range(self._layers + 1)
 
     def _has_run(self, record: dict[str, Any]) -> bool:

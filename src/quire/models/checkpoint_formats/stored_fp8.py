@@ -95,7 +95,7 @@ class Fp8Linear(StoredLinear):
         return out
 
     def _scales(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """What codes are multiplied by, float32. Raises ValueError for no number."""
+        """Scales by which codes are multiplied, float32. Raises ValueError for what is none."""
         scale = tensors[self.scale].float()
         if not self.divides:
             return scale
