@@ -253,8 +253,11 @@ def test_a_run_that_has_lost_a_file_is_not_finished(base: Path, tmp_path: Path) 
     run = Quantization(base, tmp_path / "out", recipe, SAMPLES, device)
     run.run(lambda *_: None)
     assert run.is_finished
-    run.files.path(1).unlink()
-    assert not run.is_finished
+    for name in (run.files.path(1).name, "config.json", "generation_config.json"):
+        (tmp_path / "out" / name).unlink()
+        assert not run.is_finished
+        run.run(lambda *_: None)  # which writes it again
+        assert run.is_finished
 
 
 @pytest.mark.parametrize(

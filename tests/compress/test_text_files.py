@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,25 @@ def test_a_long_file_is_cut_between_lines(
         assert text_samples._read(file) == text[: whole // 2 + 1]
     monkeypatch.setattr(text_samples, "_MOST_CHARACTERS", whole)
     assert text_samples._read(file) == text
+
+
+def test_windows_of_a_long_text_take_time_in_proportion(tmp_path: Path) -> None:
+    """Each window once copied all tokens after it: 16 MB of text took minutes."""
+
+    class Numbers:
+        bos_token_id = None
+
+        def encode(self, text: str, **_: bool) -> list[int]:
+            return list(range(len(text)))
+
+    file, count = tmp_path / "a.txt", 600_000
+    file.write_text("x" * count)
+    begin = time.process_time()
+    found = read_samples(Numbers(), file, count, 8)  # type: ignore[arg-type]
+    assert time.process_time() - begin < 8
+    windows = sorted(found.calibration + found.verification)
+    assert windows == [list(range(at, at + 8)) for at in range(0, count, 8)][: len(windows)]
+    assert len(found.calibration) == count // 8 - count // 40
 
 
 def test_lines_in_gzip_are_those_of_the_plain_file(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -29,11 +29,11 @@ def cast(leaf: str, dtype: torch.dtype) -> Change:
     return change
 
 
-def spoil(leaf: str) -> Change:
-    """One scale is NaN."""
+def spoil(leaf: str, value: float = float("nan")) -> Change:
+    """One scale is NaN, or another value."""
 
     def change(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
-        tensors[f"model.layers.0.mlp.up_proj.{leaf}"].flatten()[-1] = float("nan")
+        tensors[f"model.layers.0.mlp.up_proj.{leaf}"].flatten()[-1] = value
 
     return change
 

@@ -166,6 +166,17 @@ def fp8(
     return pack
 
 
+def reciprocal(blocks: tuple[int, int]) -> Pack:
+    """FP8 that is divided by its scales, as GPTQModel stores it; powers of two, so exactly."""
+
+    def pack(weight: Tensor) -> Stored:
+        name = "weight_scale_inv"
+        tensors, numbers = fp8(blocks, name, scale_dtype=torch.float8_e8m0fnu)(weight)
+        return tensors | {name: 1 / tensors[name].float()}, numbers
+
+    return pack
+
+
 def group_config(stored_as: str, activations: Any = None, **weights: Any) -> dict[str, Any]:
     """A quantization_config of compressed-tensors with one group."""
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
@@ -203,6 +214,9 @@ ROUND = {
     "bits": 4,
     "group_size": 32,
 }
+ROUND_FP8 = {"quant_method": "auto-round", "data_type": "fp", "bits": 8, "act_bits": 8}
+_BITS16 = {"bits": 16, "act_bits": 16, "data_type": "fp"}
+DIVIDED = {"quant_method": "fp8", "format": "float8_e4m3fn", "weight_scale_semantics": "inverse"}
 TOKENS = {"type": "int", "num_bits": 8, "dynamic": True, "strategy": "token"}
 FP8_TOKENS = TOKENS | {"type": "float"}
 
@@ -322,6 +336,22 @@ METHODS = {
     "auto_round_awq": Method(
         ROUND | {"sym": False, "packing_format": "auto_round:auto_awq"}, awq(32), "INT4_ZEROS"
     ),
+    "auto_round_fp8": Method(
+        ROUND_FP8 | {"packing_format": "auto_round:fp8_static", "extra_config": {DOWN: _BITS16}},
+        fp8((1, 0), activation_scale="input_scale"),
+        None,
+        (DOWN,),
+    ),
+    "auto_round_fp8_tensor": Method(ROUND_FP8 | {"group_size": 0, "act_bits": None}, fp8(None)),
+    "auto_round_fp8_block": Method(
+        ROUND_FP8 | {"group_size": [128, 128], "weight_block_size": [128, 128]},
+        fp8((128, 128), "weight_scale_inv"),
+    ),
+    "auto_round_mxfp4": Method(
+        ROUND | {"data_type": "mx_fp", "act_bits": 4, "packing_format": "auto_round:x"},
+        mxfp4,
+        "MXFP4",
+    ),
     "modelopt": Method(
         {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "*1.mlp.down*"]},
         fp8(None),
@@ -340,6 +370,11 @@ METHODS = {
     "fp8_tensor_inv": Method(
         {"quant_method": "fp8", "weight_block_size": None, "activation_scheme": "static"},
         fp8(None, "weight_scale_inv", "activation_scale"),
+    ),
+    "fp8_reciprocal": Method(DIVIDED, reciprocal((1, 0))),
+    "fp8_reciprocal_block": Method(
+        DIVIDED | {"weight_scale_method": "block", "weight_block_size": [48, 64]},
+        reciprocal((48, 64)),
     ),
     "fp8_block_exponents": Method(
         {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"},

@@ -76,7 +76,7 @@ class Quantization:
     @property
     def is_finished(self) -> bool:
         """Whether an earlier run with the same settings is whole. Raises ConfigError."""
-        return self.files.is_finished(self._record())
+        return self.files.is_finished(self._record(), self.base)
 
     def _record(self) -> dict[str, Any]:
         digest = self.samples.digest if self.recipe.steps_of_method.calibrates else None

@@ -83,10 +83,17 @@ class ShardFiles:
             raise ConfigError(f"out: {self.folder} is not empty; name another folder")
         _write_json(run, record)
 
-    def is_finished(self, record: dict[str, Any]) -> bool:
-        """Whether the folder has all of a run with this record. Raises ConfigError."""
-        has_run = self._run_found(record) is not None and (self.folder / INDEX).is_file()
-        return has_run and all(map(self.is_written, range(self._layers + 1)))
+    def is_finished(self, record: dict[str, Any], base: Path) -> bool:
+        """Whether the folder has all files of a run with this record. Raises ConfigError."""
+        copied = (str(path.relative_to(base)) for path in other_files(base))
+        has_files = all((self.folder / name).is_file() for name in ("config.json", INDEX, *copied))
+        has_run = self._run_found(record) is not None and has_files
+        return has_run and all(map(self.is_written, self._indices))
+
+    @property
+    def _indices(self) -> range:
+        """Indices of all files: one for each layer, and that of the rest."""
+        return range(self._layers + 1)
 
     def _run_found(self, record: dict[str, Any]) -> dict[str, Any] | None:
         """The record of the folder's run, by whichever version; None if there is none."""
@@ -133,7 +140,7 @@ class ShardFiles:
         for path in other_files(base):
             _write_whole(self.folder / path.relative_to(base), partial(shutil.copyfile, path))
         config = read_json(base / "config.json") | changes
-        entries = [e for index in range(self._layers + 1) for e in read_header(self.path(index))]
+        entries = [entry for index in self._indices for entry in read_header(self.path(index))]
         index = {
             "metadata": {"total_size": sum(entry.num_bytes for entry in entries)},
             "weight_map": {entry.name: entry.file.name for entry in entries},

@@ -75,13 +75,12 @@ def _windows(tokenizer: Tokenizer, text: str, source: Path, seq_len: int) -> Ite
     """All whole windows of a text, each with the tokens that begin a text."""
     first = tokenizer.bos_token_id
     begin = [first] if first is not None and tokenizer.encode("a")[0] == first else []
-    waiting: list[int] = []
+    waiting, size = list[int](), seq_len - len(begin)
     for ids in _documents(tokenizer, text, source):
         waiting += ids
-        size = seq_len - len(begin)
-        while len(waiting) >= size:
-            yield begin + waiting[:size]
-            waiting = waiting[size:]
+        whole = len(waiting) // size * size
+        yield from (begin + waiting[at : at + size] for at in range(0, whole, size))
+        del waiting[:whole]  # once for a document, which may be the whole text
 
 
 def _documents(tokenizer: Tokenizer, text: str, source: Path) -> Iterator[list[int]]:

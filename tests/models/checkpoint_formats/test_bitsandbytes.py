@@ -125,7 +125,7 @@ def test_tiles_of_old_versions_are_refused() -> None:
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({}, "load_in_4bit and load_in_8bit are false; take"),
+        ({}, "load_in_4bit and load_in_8bit are false or missing; take"),
         ({"load_in_4bit": True, "bnb_4bit_quant_type": "af4"}, "bnb_4bit_quant_type is 'af4'"),
         ({"load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"}, "storage is not 'uint8'"),
     ],

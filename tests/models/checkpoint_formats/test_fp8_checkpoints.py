@@ -90,12 +90,19 @@ def test_codes_without_a_config_are_refused(tmp_path: Path) -> None:
     [
         ("modelopt", configure(quant_algo="NVFP4"), r"quant_algo is 'NVFP4'; take a checkpoint in"),
         ("fp8", cast("weight", torch.bfloat16), r"up_proj.weight .*BF16, not the F8_E4M3"),
+        ("fp8", cast("weight", torch.float8_e4m3fnuz), r"weight .*F8_E4M3FNUZ, not the F8_E4M3"),
         (
             "fp8",
             configure(weight_block_size=[128]),
             r"weight_block_size is \[128\]; it must be two",
         ),
         ("fp8", configure(fmt="e5m2"), r"fmt is 'e5m2'; take a checkpoint in e4m3"),
+        ("fp8", configure(weight_scale_semantics="x"), r"weight_scale_semantics is 'x', which is"),
+        (
+            "fp8_reciprocal_block",
+            spoil("weight_scale_inv", 0.0),
+            r"its .*_inv divides by zero",
+        ),
         (
             "fp8_block_exponents",
             spoil("weight_scale_inv"),

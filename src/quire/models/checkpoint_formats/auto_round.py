@@ -1,10 +1,11 @@
-"""Checkpoints of AutoRound, which are packed as GPTQ's or AWQ's. No torch."""
+"""Checkpoints of AutoRound: integers packed as GPTQ's or AWQ's, FP8 and MXFP4. No torch."""
 
 from __future__ import annotations
 
 from quire.config_file import ConfigFile
 from quire.models.checkpoint_formats.awq import AwqLinear
 from quire.models.checkpoint_formats.checkpoint_format import StoredLinear
+from quire.models.checkpoint_formats.fp8_checkpoint import fp8_linear
 from quire.models.checkpoint_formats.gptq import GptqLinear, read_bits
 from quire.models.checkpoint_formats.module_rules import (
     ModuleRules,
@@ -13,6 +14,7 @@ from quire.models.checkpoint_formats.module_rules import (
     check_patterns,
     surrounded,
 )
+from quire.models.checkpoint_formats.stored_mxfp4 import Mxfp4Linear
 
 _FULL_BITS = (16, 32)  # of what is not quantized
 _LESS = ("auto_round:auto_gptq", "auto_round:gptq", "auto")  # zero points are stored less 1
@@ -22,8 +24,6 @@ _AWQ = ("auto_round:auto_awq", "auto_round:awq")
 
 def read_auto_round(config: ConfigFile) -> ModuleRules:
     """The format of a quantization_config. Raises CheckpointError."""
-    if config.get("rotation_config"):
-        raise config.wrong("rotation_config", "is set; take a checkpoint without a rotation")
     linear = _linear(config, config, config.integer("bits"))
     if linear is None:
         raise config.wrong("bits", "is that of 16-bit weights; take the 16-bit checkpoint")
@@ -59,11 +59,24 @@ def _linear(config: ConfigFile, own: ConfigFile, bits: int) -> StoredLinear | No
     """The layout of modules with their own settings; None for those that are not quantized."""
     if bits in _FULL_BITS:
         return None
-    kind = own.text("data_type", "int")
-    if not kind.startswith("int"):
-        raise own.wrong("data_type", f"is {kind!r}; take a checkpoint of integers")
-    if own.get("act_bits") not in (None, *_FULL_BITS):
-        raise own.wrong("act_bits", "is set; take a checkpoint that quantizes weights alone")
+    where, kind = config.location, own.text("data_type", config.text("data_type", "int"))
+    act_bits = own.get("act_bits") or config.get("act_bits")
+    rounds = act_bits not in (None, *_FULL_BITS)
+    match kind, bits:
+        case "fp", 8:
+            return fp8_linear(config, rounds=rounds)
+        case "mx_fp", 4:
+            return Mxfp4Linear(where, "weight_packed", "weight_scale")
+        case "int", _ if not rounds:
+            return _integers(config, own, bits)
+    raise own.wrong(
+        "data_type",
+        f"is {kind!r} with {bits} bits, act_bits {act_bits}; take integers with 16-bit "
+        "activations, fp (FP8) of 8 bits or mx_fp (MXFP4) of 4",
+    )
+
+
+def _integers(config: ConfigFile, own: ConfigFile, bits: int) -> StoredLinear:
     where, packing = config.location, config.text("packing_format", "auto")
     group = own.integer("group_size", config.integer("group_size", -1, low=-1), low=-1)
     symmetric = own.boolean("sym", config.boolean("sym", True))

@@ -196,7 +196,11 @@ def read_bitsandbytes(config: ConfigFile) -> ModuleRules:
     elif config.boolean("load_in_4bit", config.boolean("_load_in_4bit", False)):
         linear = _four_bits(config, where)
     if linear is None:
-        raise config.wrong("load_in_4bit", "and load_in_8bit are false; take the 16-bit checkpoint")
+        raise config.wrong(
+            "load_in_4bit",
+            "and load_in_8bit are false or missing; take a checkpoint that transformers wrote with "
+            "bitsandbytes, or the 16-bit one",
+        )
     skipped = "llm_int8_skip_modules"
     rules, ignored = read_ignored(config, skipped)
     return ModuleRules(

@@ -1,7 +1,4 @@
-"""Checkpoints in FP8: `quant_method` fp8 (a scale per tensor or block), fbgemm_fp8, modelopt.
-
-No torch.
-"""
+"""Checkpoints in FP8: `quant_method` fp8, also GPTQModel's, fbgemm_fp8, modelopt. No torch."""
 
 from __future__ import annotations
 
@@ -12,20 +9,28 @@ from quire.config_file import ConfigFile
 from quire.models.checkpoint_formats.module_rules import ModuleRules, read_ignored
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
 
+_MEANING = "weight_scale_semantics"  # GPTQModel's: the name means what it says
 _MODELOPT = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "channel"}  # what has a scale
 
 
 def read_fp8(config: ConfigFile) -> ModuleRules:
     """The format of a quantization_config. Raises CheckpointError."""
+    rounds = config.get(_MEANING) is None  # GPTQModel quantizes weights alone
+    return _rules(fp8_linear(config, rounds=rounds), config)
+
+
+def fp8_linear(config: ConfigFile, *, rounds: bool) -> Fp8Linear:
+    """The layout of a quantization_config. rounds: see `Fp8Linear`. Raises CheckpointError."""
     fmt = config.text("fmt", "e4m3")
     if fmt not in ("e4m3", "float8_e4m3fn"):
         raise config.wrong("fmt", f"is {fmt!r}; take a checkpoint in e4m3")
-    key, where = "weight_block_size", config.location
+    key, where, meaning = "weight_block_size", config.location, config.text(_MEANING, "")
+    if meaning not in ("", "inverse"):
+        raise config.wrong(_MEANING, f"is {meaning!r}, which is not read; take another checkpoint")
     block = None if config.get(key) is None else read_block(config, key)
     # whoever writes the key, be it a null, gives scales DeepSeek's name
-    scale = "weight_scale_inv" if key in config.values else "weight_scale"
-    linear = Fp8Linear(where, scale, block)
-    return _rules(linear, config)
+    scale = "weight_scale_inv" if meaning or key in config.values else "weight_scale"
+    return Fp8Linear(where, scale, block, rounds=rounds, divides=bool(meaning))
 
 
 def read_fbgemm(config: ConfigFile) -> ModuleRules:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat
 
 _OF_BITSANDBYTES = ("load_in_4bit", "load_in_8bit")  # its configs once named no method
+_ROTATIONS = ("rotation", "rotation_config")  # GPTQModel's, AutoRound's: of activations, too
 _SPELLINGS = {"compressed_tensors": "compressed-tensors", "intel/auto-round": "auto-round"}
 
 
@@ -39,6 +40,12 @@ def read_checkpoint_format(config: ConfigFile) -> CheckpointFormat | None:
     section = quantization_section(config)
     if section is None:
         return None
+    if rotation := next(filter(section.get, _ROTATIONS), None):
+        raise section.wrong(
+            rotation,
+            "is set, so that activations are rotated, too, which is not computed; take a "
+            "checkpoint without it",
+        )
     # most checkpoints are not quantized, and start without the readers
     from quire.models.checkpoint_formats.config_readers import READERS
 

@@ -27,13 +27,15 @@ class Fp8Linear(StoredLinear):
 
     scale: its tensor's name. block: rows and columns that share a scale; None for one scale, or
     one per output. per: which of these, see `scale_shapes`. rounds: whether activations are in FP8,
-    too. Their scales are not needed: they follow from each token.
+    too. Their scales are not needed: they follow from each token. divides: whether codes are
+    divided by what is stored, the scales' reciprocals (GPTQModel's).
     """
 
     scale: str
     block: tuple[int, int] | None = None
     per: str = ""
     rounds: bool = True
+    divides: bool = False
 
     @property
     def settings(self) -> str:
@@ -62,7 +64,7 @@ class Fp8Linear(StoredLinear):
         """See `StoredLinear`."""
         from quire.kernels.byte_operands import ByteWeight
 
-        codes, scale = tensors["weight"], tensors[self.scale].float()
+        codes, scale = tensors["weight"], self._scales(tensors)
         if self.block is None:
             own = scale.flatten().expand(len(codes)).contiguous()
             return Fp8Weight(codes, own, self.rounds)
@@ -78,7 +80,7 @@ class Fp8Linear(StoredLinear):
         from quire.kernels.reference_quantized import PIECE_ELEMENTS
         from quire.kernels.torch_dtypes import torch_dtype
 
-        codes, scale = tensors["weight"], tensors[self.scale].float()
+        codes, scale = tensors["weight"], self._scales(tensors)
         n, k = codes.shape
         out = torch.empty(n, k, dtype=torch_dtype(dtype), device=codes.device)
         rows, columns = self.block or (1, k)
@@ -91,3 +93,12 @@ class Fp8Linear(StoredLinear):
             piece = codes[start : start + step].float()
             out[start : start + step] = piece * own[: len(piece), :k]
         return out
+
+    def _scales(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Scales by which codes are multiplied, float32. Raises ValueError for what is none."""
+        scale = tensors[self.scale].float()
+        if not self.divides:
+            return scale
+        if not bool((found := scale.reciprocal()).isfinite().all()):
+            raise ValueError(f"its {self.scale} divides by zero; download the file again")
+        return found
