@@ -95,6 +95,8 @@ class GrammarCompiler:
             size = GRAMMAR_BYTES + GRAMMAR_BYTES_PER_BYTE * len(structured_outputs.text)
             size *= 1 if structured_outputs.thought_mark is None else 2
             self._matchers.put(key, matcher, size)
+        elif matcher.problem is not None:  # found out by an answer
+            raise structured_outputs.invalid(f"{matcher.problem}; make it simpler")
         return matcher.copy()
 
     def _tokenizer(self) -> LLTokenizer:
@@ -211,11 +213,8 @@ def _literally(text: str) -> str:
     return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):X}}}" for c in text)
 
 
-def _refusal(structured_outputs: StructuredOutputs, problem: str) -> InvalidRequestError:
-    """An InvalidRequestError with llguidance's message, without its drawing of the position."""
-    lines = [line.strip() for line in problem.splitlines()]
-    causes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    reason = (causes or [lines[0]])[0].removesuffix(" <non-verbose/>")
+def _refusal(structured_outputs: StructuredOutputs, reason: str) -> InvalidRequestError:
+    """An InvalidRequestError with llguidance's reason."""
     if reason in NO_EXTENSION:
         return structured_outputs.invalid(_NO_TEXT)
     if reason.startswith("panic: "):  # says nothing to callers, but names files

@@ -1,0 +1,113 @@
+"""MaskThread: work in a thread that is left behind where one piece of it takes too long.
+
+A grammar may be written so that one mask takes many seconds (docs/structured-outputs.md, "Masks
+that take long"), and the library that computes it cannot be stopped. All other requests of the step
+wait for this work, so it is given up; the thread goes on, with low priority, until its end.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+
+from quire.background import lower_priority
+
+Work = Callable[[], object]
+_POLL_SECONDS = 0.02
+
+
+class MaskThread:
+    """Calls functions one after another in a thread, which is started when first needed."""
+
+    def __init__(self) -> None:
+        self._thread: _Thread | None = None
+
+    def run(self, work: Sequence[Work], most: float) -> list[float | None]:
+        """The seconds of processor time that each took; None where it would be more than `most`.
+
+        What was given up may go on meanwhile. Raises what a function raises.
+        """
+        seconds: list[float | None] = []
+        while len(seconds) < len(work):
+            part = _Part(work[len(seconds) :])
+            self._run_part(part, most)
+            seconds += part.seconds
+            if part.error is not None:
+                raise part.error
+        return seconds
+
+    def _run_part(self, part: _Part, most: float) -> None:
+        """Run functions until the first that is given up."""
+        if (thread := self._thread) is None:
+            thread = _Thread()
+            thread.start()
+            weakref.finalize(self, thread.parts.put, None)
+        self._thread = None  # in case that it is left behind
+        try:
+            thread.parts.put(part)
+            while not part.is_done.wait(_POLL_SECONDS):
+                if part.give_up(thread.clock, most):
+                    lower_priority(thread.native_id or 0)
+                    return
+            self._thread = thread
+        finally:
+            if self._thread is None:
+                thread.parts.put(None)
+
+
+class _Part:
+    """Functions that are called in order, until one is given up. seconds: those of each so far."""
+
+    def __init__(self, work: Sequence[Work]) -> None:
+        self._work = work
+        self.seconds: list[float | None] = []
+        self.error: BaseException | None = None
+        self.is_done = threading.Event()
+        self._begin: float | None = None  # of the function that is being called
+        self._lock = threading.Lock()
+
+    def call(self, clock: Callable[[], float]) -> None:
+        """Call them. clock: of the processor time of this thread."""
+        try:
+            for function in self._work:
+                self._begin = clock()
+                function()
+                with self._lock:
+                    if self.is_done.is_set():  # given up
+                        return
+                    self.seconds.append(clock() - self._begin)
+                    self._begin = None
+        except BaseException as error:  # raised where it is waited for
+            self.error = error
+        self.is_done.set()
+
+    def give_up(self, clock: Callable[[], float], most: float) -> bool:
+        """Whether the present function has taken more than `most`; then it is the last one."""
+        with self._lock:
+            if self._begin is None or clock() - self._begin <= most:
+                return False
+            self.seconds.append(None)
+            self.is_done.set()
+            return True
+
+
+class _Thread(threading.Thread):
+    """Calls the functions of parts in turn; None ends it."""
+
+    def __init__(self) -> None:
+        super().__init__(name="quire-masks", daemon=True)
+        self.parts: SimpleQueue[_Part | None] = SimpleQueue()
+
+    def run(self) -> None:
+        while (part := self.parts.get()) is not None:
+            part.call(self.clock)
+
+    def clock(self) -> float:
+        """Seconds of this thread's processor time; where they are not known, of all time."""
+        if sys.platform == "linux" and self.ident is not None:
+            return time.clock_gettime(time.pthread_getcpuclockid(self.ident))
+        return time.monotonic()
