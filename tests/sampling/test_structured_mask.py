@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -190,6 +191,26 @@ def test_masks_that_are_slow_all_the_time_end_their_request(
             return
     assert most is None
     assert not grammar.banned(VOCAB).all()
+
+
+def test_what_a_token_takes_to_be_accepted_counts_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(structured_mask, "MASK_SECONDS", 0.05)
+    matcher, none = WordMatcher([[1] * 9]), np.zeros(0, np.int64)
+
+    def slowly(_: int) -> None:
+        begin = time.thread_time()
+        while time.thread_time() - begin < 0.1:
+            pass
+
+    monkeypatch.setattr(matcher, "accept", slowly)
+    grammar = GrammarConstraint(matcher, stop_token_ids=none, banned_ids=none)
+    for _ in range(2):
+        assert not matcher.given_up
+        compute_masks(MaskThread(), [grammar], [np.zeros(0, np.int32)])
+        grammar.accept_token(1)
+    assert matcher.given_up == [False]
 
 
 def test_a_mask_that_takes_too_long_ends_its_request_and_no_other(

@@ -147,14 +147,18 @@ def _compiled(
 
 
 def _limits() -> LLParserLimits:
-    """llguidance's own limits: on the work for one token and on the size of the automaton."""
+    """llguidance's own limits: on the work for one token and on the size of the automaton.
+
+    Items of parses count, not what it takes to find them, which ambiguity can make a thousand times
+    as much. So a mask's time is bounded as well, where answers are drawn (structured_mask.py).
+    """
     from llguidance import LLParserLimits
 
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,
-        step_max_items=50_000,
-        max_items_in_row=2_000,
+        step_max_items=150_000,
+        max_items_in_row=10_000,
         max_lexer_states=250_000,
         max_grammar_size=500_000,
         precompute_large_lexemes=False,

@@ -50,7 +50,7 @@ class MaskThread:
         try:
             thread.parts.put(part)
             while not part.is_done.wait(_POLL_SECONDS):
-                if part.give_up(thread.clock, most):
+                if part.give_up(thread, most):
                     lower_priority(thread.native_id or 0)
                     return
             self._thread = thread
@@ -70,25 +70,25 @@ class _Part:
         self._begin: float | None = None  # of the function that is being called
         self._lock = threading.Lock()
 
-    def call(self, clock: Callable[[], float]) -> None:
-        """Call them. clock: of the processor time of this thread."""
+    def call(self) -> None:
+        """Call them in this thread."""
         try:
             for function in self._work:
-                self._begin = clock()
+                self._begin = _own_seconds()
                 function()
                 with self._lock:
                     if self.is_done.is_set():  # given up
                         return
-                    self.seconds.append(clock() - self._begin)
+                    self.seconds.append(_own_seconds() - self._begin)
                     self._begin = None
         except BaseException as error:  # raised where it is waited for
             self.error = error
         self.is_done.set()
 
-    def give_up(self, clock: Callable[[], float], most: float) -> bool:
-        """Whether the present function has taken more than `most`; then it is the last one."""
+    def give_up(self, thread: _Thread, most: float) -> bool:
+        """Whether its present function has taken more than `most`; then it is the last one."""
         with self._lock:
-            if self._begin is None or clock() - self._begin <= most:
+            if self._begin is None or _seconds_of(thread) - self._begin <= most:
                 return False
             self.seconds.append(None)
             self.is_done.set()
@@ -104,10 +104,15 @@ class _Thread(threading.Thread):
 
     def run(self) -> None:
         while (part := self.parts.get()) is not None:
-            part.call(self.clock)
+            part.call()
 
-    def clock(self) -> float:
-        """Seconds of this thread's processor time; where they are not known, of all time."""
-        if sys.platform == "linux" and self.ident is not None:
-            return time.clock_gettime(time.pthread_getcpuclockid(self.ident))
-        return time.monotonic()
+
+def _seconds_of(thread: threading.Thread) -> float:
+    """Seconds of a thread's processor time; where others cannot know them, of all time."""
+    if sys.platform == "linux" and thread.ident is not None:
+        return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+    return time.monotonic()
+
+
+# the same of the calling thread
+_own_seconds = time.thread_time if sys.platform == "linux" else time.monotonic

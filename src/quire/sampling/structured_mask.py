@@ -6,6 +6,7 @@ take. The grammar itself is followed by a matcher (quire.grammar).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
@@ -15,8 +16,8 @@ import numpy as np
 from quire.array_types import Flags, Ints, Tokens
 from quire.sampling.mask_thread import MaskThread
 
-# Seconds of processor time for the masks of one request, while all others wait: for one mask, and
-# for each of many; usual grammars take 0.1 ms, and ambiguous ones of 100,000 tokens up to 5 ms.
+# Seconds of processor time for one request's grammar, while all others wait: at once, and for each
+# of many tokens. Usual grammars take 0.1 ms, ambiguous ones with 100,000 tokens to choose from 5.
 MASK_SECONDS = 0.25
 MEAN_MASK_SECONDS = 0.02
 
@@ -91,7 +92,9 @@ class GrammarConstraint:
 
     def accept_token(self, token_id: int) -> bool:
         """Accept the token that was drawn after `banned`; returns whether none can follow."""
+        begin = time.thread_time()
         self._matcher.accept(token_id)
+        self._seconds_left -= time.thread_time() - begin
         return self._matcher.is_terminated
 
 
