@@ -16,7 +16,7 @@ _TERMINATED = (*NO_EXTENSION, "EndOfSentence")
 
 
 class _Automaton:
-    """What all matchers of one grammar share. A mask of it that is being computed locks it."""
+    """Shared by all matchers of one grammar; while one computes a mask, others wait for it."""
 
     is_stuck = False
 

@@ -1,8 +1,8 @@
 """MaskThread: work in a thread that is left behind where one piece of it takes too long.
 
-A grammar may be written so that one mask takes many seconds (docs/structured-outputs.md, "Masks
-that take long"), and the library that computes it cannot be stopped. All other requests of the step
-wait for this work, so it is given up; the thread goes on, with low priority, until its end.
+A grammar may be written so that one mask takes many seconds (docs/structured-outputs.md, "What it
+costs"), and the library that computes it cannot be stopped. All other requests of the step wait for
+this work, so it is given up; the thread goes on, with low priority, until its end.
 """
 
 from __future__ import annotations
