@@ -7,14 +7,12 @@ this work, so it is given up; the thread goes on, with low priority, until its e
 
 from __future__ import annotations
 
-import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
-from quire.background import lower_priority
+from quire.background import lower_priority, thread_clock
 
 Work = Callable[[], object]
 _POLL_SECONDS = 0.02
@@ -50,7 +48,7 @@ class MaskThread:
         try:
             thread.parts.put(part)
             while not part.is_done.wait(_POLL_SECONDS):
-                if part.give_up(thread, most):
+                if part.give_up(thread.clock, most):
                     lower_priority(thread.native_id or 0)
                     return
             self._thread = thread
@@ -70,25 +68,25 @@ class _Part:
         self._begin: float | None = None  # of the function that is being called
         self._lock = threading.Lock()
 
-    def call(self) -> None:
-        """Call them in this thread."""
+    def call(self, clock: Callable[[], float]) -> None:
+        """Call them in this thread, whose clock it is."""
         try:
             for function in self._work:
-                self._begin = _own_seconds()
+                self._begin = clock()
                 function()
                 with self._lock:
                     if self.is_done.is_set():  # given up
                         return
-                    self.seconds.append(_own_seconds() - self._begin)
+                    self.seconds.append(clock() - self._begin)
                     self._begin = None
         except BaseException as error:  # raised where it is waited for
             self.error = error
         self.is_done.set()
 
-    def give_up(self, thread: _Thread, most: float) -> bool:
+    def give_up(self, clock: Callable[[], float], most: float) -> bool:
         """Whether its present function has taken more than `most`; then it is the last one."""
         with self._lock:
-            if self._begin is None or _seconds_of(thread) - self._begin <= most:
+            if self._begin is None or clock() - self._begin <= most:
                 return False
             self.seconds.append(None)
             self.is_done.set()
@@ -101,18 +99,9 @@ class _Thread(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="quire-masks", daemon=True)
         self.parts: SimpleQueue[_Part | None] = SimpleQueue()
+        self.clock: Callable[[], float] = lambda: 0.0  # until it has started
 
     def run(self) -> None:
+        self.clock = thread_clock()
         while (part := self.parts.get()) is not None:
-            part.call()
-
-
-def _seconds_of(thread: threading.Thread) -> float:
-    """Seconds of a thread's processor time; where others cannot know them, of all time."""
-    if sys.platform == "linux" and thread.ident is not None:
-        return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
-    return time.monotonic()
-
-
-# the same of the calling thread
-_own_seconds = time.thread_time if sys.platform == "linux" else time.monotonic
+            part.call(self.clock)
