@@ -78,12 +78,18 @@ def test_after_an_interrupt_nobody_waits_for_what_it_has_interrupted(
         raise KeyboardInterrupt
 
     go.acquire()
+    called: list[int] = []
     masks.run([lambda: None], 10.0)  # starts its thread
+    before = masks._thread
+    assert before is not None
     with monkeypatch.context() as interrupted:
         interrupted.setattr(threading.Event, "wait", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            masks.run([go.acquire], 10.0)
+            masks.run([go.acquire, lambda: called.append(1)], 10.0)
     begin = time.monotonic()
     masks.run([lambda: None], 10.0)
     go.release()
     assert time.monotonic() - begin < 5.0
+    before.join(10.0)
+    assert not before.is_alive()
+    assert not called  # its state may have gone

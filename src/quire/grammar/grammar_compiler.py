@@ -157,7 +157,7 @@ def _limits() -> LLParserLimits:
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,
-        step_max_items=150_000,
+        step_max_items=100_000,
         max_items_in_row=10_000,
         max_lexer_states=250_000,
         max_grammar_size=500_000,

@@ -54,6 +54,7 @@ class MaskThread:
             self._thread = thread
         finally:
             if self._thread is None:
+                part.is_done.set()
                 thread.parts.put(None)
 
 
