@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from functools import partial
@@ -60,6 +61,12 @@ def test_what_takes_too_long_is_left_behind_and_the_others_are_called() -> None:
 def test_waiting_is_not_counted() -> None:
     """A thread that gets no processor, since others work, is not too slow."""
     assert MaskThread().run([partial(time.sleep, 0.2)], 0.1) != [None]
+
+
+def test_signals_are_left_to_the_main_thread() -> None:
+    masked = set[signal.Signals | int]()
+    MaskThread().run([lambda: masked.update(signal.pthread_sigmask(signal.SIG_BLOCK, ()))], 10.0)
+    assert {signal.SIGINT, signal.SIGALRM} <= masked
 
 
 def test_errors_are_raised_where_the_masks_are_needed() -> None:

@@ -7,6 +7,7 @@ this work, so it is given up; the thread goes on, with low priority, until its e
 
 from __future__ import annotations
 
+import signal
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from quire.background import lower_priority, thread_clock
 
 Work = Callable[[], object]
 _POLL_SECONDS = 0.02
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
 
 class MaskThread:
@@ -103,6 +105,8 @@ class _Thread(threading.Thread):
         self.clock: Callable[[], float] = lambda: 0.0  # until it has started
 
     def run(self) -> None:
+        # else it might take a signal, and the main thread hear of it when this one runs next
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         self.clock = thread_clock()
         while (part := self.parts.get()) is not None:
             part.call(self.clock)
