@@ -1,29 +1,37 @@
 """CPU seconds and memory that the costliest grammars within the bounds take to compile.
 
-    python benchmarks/grammar_bounds.py [--no-save]
+    python benchmarks/grammar_bounds.py [--no-save] [--only masks]
 
 Each is as large as its bound allows, and is compiled in a process of its own, which is given
 up after a minute. The first tokens of its answer are computed, too, as a check of the grammar does.
+
+Then, for usual and for hostile grammars and a vocabulary of 100,000 tokens: how long the other
+requests of a step wait for an answer's masks, as a multiple of a usual schema's mean.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
+import random
 import resource
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import record
 
 from quire.core.structured_outputs import MAX_GRAMMAR_BYTES, MAX_REGEX_BYTES, StructuredOutputs
 from quire.errors import InvalidRequestError
 from quire.grammar.grammar_compiler import GrammarCompiler
-from quire.grammar.vocabulary import Vocabulary
+from quire.grammar.vocabulary import GreedyVocabulary, Vocabulary
 from quire.hub import resolve_model
+from quire.sampling.mask_thread import MaskThread
+from quire.sampling.structured_mask import GrammarConstraint, compute_masks
 from quire.tokenizer.tokenizer import Tokenizer
 
 GIVE_UP_SECONDS = 60.0
@@ -115,6 +123,77 @@ def grammars() -> Iterator[tuple[str, Fields]]:
     yield "GBNF", {"grammar": f'root ::= r0\n{gbnf}\nr150 ::= "x"'}
 
 
+class Words(GreedyVocabulary):
+    """All bytes, and words of one to three syllables with and without a space before them."""
+
+    def __init__(self, size: int = 100_000) -> None:
+        syllables = ["".join(each) for each in itertools.product("bdfklmnprst", "aeiou", "nrst")]
+        rng, words = random.Random(0), dict.fromkeys(bytes([value]) for value in range(256))
+        while len(words) < size - 1:
+            word = "".join(rng.choices(syllables, k=rng.choice([1, 2, 2, 3])))
+            words[(rng.choice(["", " "]) + word).encode()] = None
+        self.tokens = [*words, b""]
+        self.special_token_ids = self.eos_token_ids = [size - 1]
+
+
+def answers() -> Iterator[tuple[str, Fields]]:
+    """Usual grammars; ambiguous ones; and one whose masks are costly after its first token."""
+    name = {"type": "string", "maxLength": 50}
+    fields = {f"field{index}": {"anyOf": [name, {"type": "null"}]} for index in range(40)}
+    person = {"type": "object", "properties": fields, "required": [*fields]}
+    yield "a schema", {"json": person}
+    yield "lines", {"grammar": 'root ::= ("- " line | line)+\nline ::= [^\\n]+ "\\n"'}
+    calls = """root ::= (name " = " expr "\\n")+
+expr ::= expr " " [-+*/] " " expr | name | name "(" (expr (", " expr)*)? ")" | "(" expr ")"
+name ::= [a-z_] [a-z0-9_]*"""
+    yield "calls", {"grammar": calls}
+    yield "sums of letters", {"grammar": "root ::= a\na ::= a a | [a-z ]"}
+    yield "long sums", {"grammar": 'root ::= a\na ::= a a a | a a | [a-z ] a [a-z ] | [a-z ] | ""'}
+    any_of = range(300)
+    gated = [
+        f'start: "!" ({"|".join(f"c{i}" for i in any_of)})+',
+        f"a: {'|'.join(f'b{i}' for i in any_of)}",
+        *(f'c{i}: a "{chr(97 + i % 26)}"?\nb{i}: X' for i in any_of),
+        "X: /[a-z ]/",
+    ]
+    yield "300 in 300 rules", {"grammar": "\n".join(gated)}
+    each = [{"type": "array", "items": {"$ref": f"#/$defs/n{i}"}} for i in range(20)]
+    nested = {f"n{i}": {"anyOf": [*each, {"type": "null"}]} for i in range(20)}
+    yield "lists of 20 kinds", {"json": {"$defs": nested, "$ref": "#/$defs/n0"}}
+
+
+def waits(compiler: GrammarCompiler, fields: Fields) -> tuple[list[float], str]:
+    """Seconds that a step waits for each of an answer's tokens, at most 100; and how it ended."""
+    matcher = compiler.matcher(StructuredOutputs(**fields))
+    none, thread, seconds = np.zeros(0, np.int64), MaskThread(), list[float]()
+    grammar = GrammarConstraint(matcher, stop_token_ids=none, banned_ids=none)
+    output, rng = list[int](), random.Random(0)
+    for _ in range(100):
+        begin = time.monotonic()
+        compute_masks(thread, [grammar], [np.array(output, np.int32)])
+        allowed = np.flatnonzero(~grammar.banned(100_000))
+        if not len(allowed):
+            return [*seconds, time.monotonic() - begin], matcher.problem or "no token"
+        output.append(rng.choice(allowed[:-1].tolist() or allowed.tolist()))
+        is_whole = grammar.accept_token(output[-1])
+        seconds.append(time.monotonic() - begin)
+        if is_whole:
+            break
+    return seconds, f"{len(output)} tokens"
+
+
+def mask_rows() -> Iterator[dict[str, Any]]:
+    """The figures of answers: mean and longest wait as multiples of the first one's mean."""
+    words = Words()
+    compiler, unit = GrammarCompiler(lambda: words), 0.0
+    for name, fields in answers():
+        seconds, found = waits(compiler, fields)
+        mean = sum(seconds) / len(seconds)
+        unit = unit or mean
+        figures = {"mean": round(mean / unit, 1), "longest": round(max(seconds) / unit, 1)}
+        yield {"kind": "masks", "form": name} | figures | {"found": found[:120]}
+
+
 def measure(fields: Fields, results: Connection) -> None:
     """Compile in a separate process; record CPU seconds, MiB and the result."""
     folder = resolve_model("quire-tiny")
@@ -153,14 +232,16 @@ def row(kind: str, name: str, fields: Fields) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--no-save", action="store_true", help="leave results/ as it is")
+    parser.add_argument("--only", choices=["masks"], help="measure only these; not saved")
     options = parser.parse_args()
     kinds = {"regex": regexes, "json": schemas, "grammar": grammars}
     rows = []
-    for kind, cases in kinds.items():
-        for name, fields in cases():
-            rows.append(row(kind, name, fields))
-            print(json.dumps(rows[-1]), flush=True)
-    if not options.no_save:
+    cases = [(kind, *case) for kind, found in kinds.items() for case in found()]
+    compiled = (row(*case) for case in ([] if options.only else cases))
+    for measured in itertools.chain(compiled, mask_rows()):
+        rows.append(measured)
+        print(json.dumps(measured), flush=True)
+    if not (options.no_save or options.only):
         record.save("grammar_bounds", {"rows": rows})
 
 

@@ -16,9 +16,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 
@@ -97,6 +97,21 @@ def lower_priority(process: int = 0, steps: int = NICENESS) -> None:
     if sys.platform == "linux":
         usual = os.getpriority(os.PRIO_PROCESS, 0)  # Linux: of the thread, unlike in POSIX
         os.setpriority(os.PRIO_PROCESS, process, min(19, usual + steps))
+
+
+def thread_clock() -> Callable[[], float]:
+    """The processor seconds of the calling thread, for other threads to read; 0 once it ended."""
+    if sys.platform != "linux":
+        begin = time.monotonic()
+        return lambda: time.monotonic() - begin
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+
+    def seconds() -> float:
+        with suppress(OSError):  # it has ended
+            return time.clock_gettime(clock)
+        return 0.0
+
+    return seconds
 
 
 class LazyThreads(ThreadPoolExecutor):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from quire.engine.startup.start_engine import start_engine
 from quire.errors import InvalidRequestError
 from quire.grammar.grammar_compiler import GrammarCompiler
 from quire.grammar.grammar_matcher import Matcher
+from quire.sampling import structured_mask
 from quire.server.api.common.chat_request import ChatRequest
 
 EOS = 2  # of tiny_model, whose other tokens are the bytes
@@ -269,6 +271,47 @@ def test_aborted_requests_leave_nothing(tiny_model: Path) -> None:
     assert {name: d[-1].finish_reason for name, d in deltas.items()} == {"late": "abort"}
     assert not core._grammars.ready
     assert not core.has_work
+
+
+# Each letter is any of 240 rules, and each of these is in any of 240 others.
+_COUNT = range(240)
+COSTLY = "\n".join(
+    [
+        f'start: "!" ({"|".join(f"c{i}" for i in _COUNT)})+',
+        f"a: {'|'.join(f'b{i}' for i in _COUNT)}",
+        *(f'c{i}: a "{chr(97 + i % 26)}"?\nb{i}: X' for i in _COUNT),
+        "X: /[a-z ]/",
+    ]
+)
+
+
+def test_masks_that_take_too_long_end_their_requests_alone(
+    tiny_model: Path, undisturbed: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(structured_mask, "MASK_SECONDS", 0.1)
+    core, slowest = engine(tiny_model, num_blocks=200), 0.0
+    costly = StructuredOutputs(grammar=COSTLY)
+    add(core, "costly", costly)
+    add(core, "with the same grammar", costly)
+    for index, grammar in enumerate(CROWD):
+        add(core, "r" * (index + 1), grammar)
+    wait([compiled for _, compiled in core._grammars._pending.values()], timeout=60)
+    deltas: dict[str, list[RequestDelta]] = {}
+    while core.has_work:
+        begin = time.thread_time()
+        for delta in core.step().deltas:
+            deltas.setdefault(delta.request_id, []).append(delta)
+        slowest = max(slowest, time.thread_time() - begin)
+    reason = "it takes too long to find the tokens that may come next; make it simpler"
+    for name in ("costly", "with the same grammar"):
+        assert len(tokens(deltas[name])) in (1, 2)
+        *_, last = deltas.pop(name)
+        assert (last.finish_reason, last.error_param) == ("error", "structured_outputs.grammar")
+        assert last.error == f"structured_outputs.grammar: {reason}"
+    assert {name: tokens(parts) for name, parts in deltas.items()} == undisturbed
+    assert slowest < 1.0  # masks took many times this in this thread, one after another
+    add(core, "later", costly)
+    assert run(core)["later"][0].error == f"structured_outputs.grammar: {reason}"
 
 
 def test_a_compile_error_of_a_grammar_reaches_its_caller_from_the_core(tiny_model: Path) -> None:

@@ -200,6 +200,23 @@ def test_rules_are_terminals_where_they_may_be(grammar: str, characters: set[str
     assert not groups  # such as the text of a string, and a number without what follows
 
 
+def test_long_rules_are_not_written_out_where_others_refer_to_them(
+    byte_compiler: GrammarCompiler, byte_tokenizer: Tokenizer
+) -> None:
+    cell = '"<td>" [a-z]{1,40} "</td>" | "' + "x" * 300 + '"'
+    rows = f'root ::= row{{2}} row\nrow ::= cell{{100}} "."\ncell ::= {cell}'
+    letters = "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(20))
+    doubled = f'root ::= r0 | "b"\n{letters}\nr20 ::= "a"'
+    for grammar, answer, no_answer in (
+        (rows, ("<td>yes</td>" * 100 + ".") * 3, "<td>yes</td>." * 3),
+        (doubled, "b", "ab"),
+    ):
+        matcher = byte_compiler.matcher(StructuredOutputs(grammar=grammar))
+        assert isinstance(matcher, Matcher)
+        assert accepts(matcher.copy(), byte_tokenizer, answer)
+        assert not accepts(matcher, byte_tokenizer, no_answer)
+
+
 @pytest.mark.parametrize(
     ("grammar", "has_terminals"),
     [

@@ -455,6 +455,16 @@ def test_tokens_that_the_model_does_not_have_are_not_offered(tokenizer: Tokenize
         assert max(allowed_ids(compiler.matcher(StructuredOutputs(regex=pattern)))) < size
 
 
+def test_an_object_may_have_as_many_optional_members_as_fit(
+    byte_compiler: GrammarCompiler, byte_tokenizer: Tokenizer
+) -> None:
+    members = {f"p{index}": {"type": "boolean"} for index in range(1200)}
+    schema = {"type": "object", "properties": members, "additionalProperties": False}
+    matcher = byte_compiler.matcher(StructuredOutputs(json=schema))
+    matcher.advance_to(byte_tokenizer.encode_inside('{"p7": true, "p1199": false'))
+    assert allowed_ids(matcher) == byte_tokenizer.encode_inside("}")
+
+
 def test_words_that_are_no_keywords_constrain_nothing(compiler: GrammarCompiler) -> None:
     words = {"not_a_keyword": 1, "x-order": 1, "discriminator": 1, "format": "binary"}
     for word, value in words.items():

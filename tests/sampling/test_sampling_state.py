@@ -30,11 +30,15 @@ class AnyGrammar:
 
     is_accepting = True
     is_terminated = False
+    problem = None
 
     def advance_to(self, answer: Sequence[int]) -> None:
         """Has no state."""
 
     accept = advance_to
+
+    def give_up(self, *, is_running: bool) -> None:
+        """Has none."""
 
     def token_bitmask(self) -> bytes:
         return bytes([255] * 13)

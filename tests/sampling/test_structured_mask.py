@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +13,12 @@ import torch
 
 from quire.core.reasoning_marks import ReasoningMarks
 from quire.core.sampling_params import SamplingParams
+from quire.sampling import structured_mask
 from quire.sampling.host_logits import History
+from quire.sampling.mask_thread import MaskThread
 from quire.sampling.sampler import Sampler, SamplerOutput
 from quire.sampling.sampling_state import SamplingState
+from quire.sampling.structured_mask import GrammarConstraint, compute_masks
 
 VOCAB, EOS, STOP = 12, 0, 9
 WORDS = [[1, 2], [1, 2, 3], [4]]  # the answers that have the form
@@ -26,6 +31,9 @@ class WordMatcher:
     def __init__(self, words: Sequence[Sequence[int]]) -> None:
         self.words = [list(word) for word in words]
         self.answer: list[int] = []
+        self.given_up: list[bool] = []  # whether a mask was in progress, each time
+
+    problem = None
 
     def advance_to(self, answer: Sequence[int]) -> None:
         assert list(answer[: len(self.answer)]) == self.answer
@@ -41,6 +49,9 @@ class WordMatcher:
             if word[:size] == self.answer:
                 flags[word[size] if len(word) > size else EOS] = 1
         return np.packbits(flags, bitorder="little").tobytes()
+
+    def give_up(self, *, is_running: bool) -> None:
+        self.given_up.append(is_running)
 
     @property
     def is_accepting(self) -> bool:
@@ -159,6 +170,68 @@ def test_a_thinking_budget_does_not_leave_the_grammar(
 def test_a_dead_end_is_exhausted() -> None:
     drawn = draw(GREEDY, [5], best=[1], matcher=WordMatcher(WORDS))
     assert drawn.exhausted[0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most"), [(0.001, None), (0.019, None), (0.031, 20), (0.2, 1), (0.3, 0)]
+)
+def test_masks_that_are_slow_all_the_time_end_their_request(
+    seconds: float, most: int | None
+) -> None:
+    matcher = WordMatcher(WORDS)
+    none = np.zeros(0, np.int64)
+    grammar = GrammarConstraint(matcher, stop_token_ids=none, banned_ids=none)
+    for number in range(2000):
+        grammar.compute_mask(np.zeros(0, np.int32))
+        grammar.spend(seconds)
+        if matcher.given_up:
+            assert number == most
+            assert matcher.given_up == [False]
+            assert grammar.banned(VOCAB).all()
+            return
+    assert most is None
+    assert not grammar.banned(VOCAB).all()
+
+
+def test_what_a_token_takes_to_be_accepted_counts_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(structured_mask, "MASK_SECONDS", 0.05)
+    matcher, none = WordMatcher([[1] * 9]), np.zeros(0, np.int64)
+
+    def slowly(_: int) -> None:
+        begin = time.thread_time()
+        while time.thread_time() - begin < 0.1:
+            pass
+
+    monkeypatch.setattr(matcher, "accept", slowly)
+    grammar = GrammarConstraint(matcher, stop_token_ids=none, banned_ids=none)
+    for _ in range(2):
+        assert not matcher.given_up
+        compute_masks(MaskThread(), [grammar], [np.zeros(0, np.int32)])
+        grammar.accept_token(1)
+    assert matcher.given_up == [False]
+
+
+def test_a_mask_that_takes_too_long_ends_its_request_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(structured_mask, "MASK_SECONDS", 0.05)
+    slow, quick, go = WordMatcher(WORDS), WordMatcher(WORDS), threading.Event()
+
+    def endless() -> bytes:
+        while not go.is_set():
+            pass
+        return b""
+
+    monkeypatch.setattr(slow, "token_bitmask", endless)
+    none = np.zeros(0, np.int64)
+    both = [GrammarConstraint(m, stop_token_ids=none, banned_ids=none) for m in (slow, quick)]
+    compute_masks(MaskThread(), both, [np.zeros(0, np.int32)] * 2)
+    go.set()
+    assert (slow.given_up, quick.given_up) == ([True], [])
+    assert both[0].banned(VOCAB).all()
+    assert np.flatnonzero(~both[1].banned(VOCAB)).tolist() == [1, 4]
 
 
 def test_logprobs_are_those_of_the_model() -> None:

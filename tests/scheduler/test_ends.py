@@ -182,6 +182,13 @@ def test_the_params_that_left_no_token_are_named(
     assert (text.partition(":")[0], found) == (names, param)
 
 
+def test_a_grammar_that_allows_no_token_says_why() -> None:
+    outputs = StructuredOutputs(regex="a", field="response_format")
+    text, param = no_token_left(SamplingParams(structured_outputs=outputs), "too many items")
+    assert text == "response_format: too many items; make it simpler"
+    assert param == "response_format"
+
+
 def test_damage_in_a_late_step_takes_the_early_blocks_out_of_the_cache_too() -> None:
     sim = Simulation()
     sim.add(9)

@@ -65,7 +65,15 @@ def prepare(message: Any) -> dict[str, Any]:
         ),
         ([{"role": "user", "content": "\ud800"}], r"half of a surrogate pair, U\+D800"),
         ([{"role": "user", "content": BREAK}], r"U\+FDD0, which is reserved"),
+        # which marks the end of a message that is continued, and vanished from the prompt there
+        ([{"role": "user", "content": "a\ufdd1b"}], r"U\+FDD1, which is reserved"),
+        ([{"role": "user" * 999, "content": "hi"}], "not 'user.{0,80}$"),
+        ([{"role": "user", "content": [{"type": ["text"] * 999}]}], r"not \['text.{0,80}$"),
         ([{"role": "user", "content": "hi", "name": object()}], "must be a JSON value, not object"),
+        (
+            [{"role": "user", "content": "hi", "name": {(1, 2): 3}}],
+            r"messages\[0\]: must have strings as names, not tuples",
+        ),
         ([{"role": "assistant", "tool_calls": {}}], r"tool_calls: must be a list of objects"),
         (
             [{"role": "user", "contnt": "hi", "content": "hi"}],

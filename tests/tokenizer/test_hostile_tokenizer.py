@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import os
 import pickle
@@ -168,6 +169,59 @@ def test_a_pattern_of_the_decoder(tmp_path: Path, pattern: str) -> None:
     sequence = {"type": "Sequence", "decoders": [{"type": "Fuse"}, replace]}
     with pytest.raises(CheckpointError, match="its decoder"):
         Tokenizer.from_folder(folder_with(tmp_path, {"decoder": sequence}))
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        {"type": "Replace", "pattern": {"String": "a"}, "content": "<a>"},
+        {"type": "Replace", "pattern": {"String": "a"}, "content": ""},
+        {"type": "Strip", "content": "a", "start": 1, "stop": 0},
+        {"type": "Metaspace", "replacement": "a", "prepend_scheme": "always", "split": True},
+    ],
+)
+def test_a_decoder_may_change_any_letter(tmp_path: Path, decoder: dict[str, Any]) -> None:
+    folder = folder_with(tmp_path, {"decoder": decoder})
+    tokenizer, library = (
+        Tokenizer.from_folder(folder),
+        tokenizers.Tokenizer.from_file(f"{folder}/tokenizer.json"),
+    )
+    letters = [library.token_to_id(letter) for letter in "ab"]
+    for ids in itertools.product(letters, repeat=3):
+        assert tokenizer.decode(ids) == library.decode(list(ids))
+
+
+def replacing(pattern: dict[str, str], made: str, count: int, part: str) -> dict[str, Any]:
+    """A normalizer or a decoder that replaces several times."""
+    step = {"type": "Replace", "pattern": pattern, "content": made}
+    return {part: {"type": "Sequence", f"{part}s": [step] * count}}
+
+
+@pytest.mark.parametrize("part", ["normalizer", "decoder"])
+@pytest.mark.parametrize(
+    ("pattern", "made", "count", "is_taken"),
+    [
+        ({"String": "a"}, "aa", 9, False),  # not more: what does not refuse it has to read it
+        ({"String": "a"}, "a" * 300, 1, False),
+        ({"Regex": "a"}, "aa", 9, False),
+        ({"Regex": "b*"}, "a", 9, False),
+        ({"Regex": "^|$"}, "a", 9, False),
+        ({"Regex": r"(a\b)\1"}, "a", 9, False),  # which nobody understands
+        ({"String": "▁"}, " ", 60, True),
+        ({"String": "ab"}, "ba", 60, True),
+        ({"Regex": " {2,}"}, " ", 60, True),
+        ({"Regex": r"(?:\r\n|[\r\n])(?=a)"}, "\n", 3, True),
+    ],
+)
+def test_texts_that_grow_a_lot_are_refused(
+    tmp_path: Path, pattern: dict[str, str], made: str, count: int, is_taken: bool, part: str
+) -> None:
+    folder = folder_with(tmp_path, replacing(pattern, made, count, part))
+    if is_taken:
+        assert Tokenizer.from_folder(folder)
+        return
+    with pytest.raises(CheckpointError, match=f"its {part} may make more than 256 characters"):
+        Tokenizer.from_folder(folder)
 
 
 def runs_that_take(seconds: float, monkeypatch: pytest.MonkeyPatch) -> list[str]:

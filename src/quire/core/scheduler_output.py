@@ -65,6 +65,7 @@ class SampleResult(msgspec.Struct, kw_only=True, gc=False):
     token_id: the token drawn; None if none was due.
     failed: the model's numbers for it were not finite, so nothing of this step may be cached.
     exhausted: its logits processors left no token to draw; the model's numbers are finite.
+    grammar_problem: why its grammar allows no token, where that is so.
     grammar_terminated: its grammar lets no token follow, so the answer ends with this one.
     embedding: little-endian float32 numbers, instead of a token.
     """
@@ -74,6 +75,7 @@ class SampleResult(msgspec.Struct, kw_only=True, gc=False):
     prompt_logprobs: list[TokenLogprobs] | None = None
     failed: bool = False
     exhausted: bool = False
+    grammar_problem: str | None = None
     grammar_terminated: bool = False
     embedding: bytes | None = None
 

@@ -27,6 +27,7 @@ from quire.grammar.gbnf_parser import (
     Repeat,
     Sequence,
 )
+from quire.grammar.regex_bounds import MAX_REPEATED
 
 MAX_STEPS = 200_000  # 0.2 s; usual grammars take a few thousand
 _Ends = tuple[bool, int, int]  # whether it derives the empty text, its first and last positions
@@ -97,18 +98,24 @@ class Terminals:
             self.split |= {each for each in found if isinstance(each, int)}
 
     def _without_recursion(self, barred: Collection[str]) -> set[str]:
-        """The rules that are not barred, and refer to rules of this kind alone."""
+        """The rules that are not barred, refer to rules of this kind alone, and are not too long.
+
+        llguidance writes out terminals where others refer to them, which is bounded.
+        """
         missing = {name: len(refs) for name, refs in self._refs.items()}
-        found: set[str] = set()
+        sizes: dict[str, int] = {}
+        num_left = MAX_REPEATED // 2  # the rest is for counts in other rules
         rest = [name for name, count in missing.items() if not count]
         while rest:
             name = rest.pop()
-            if name not in barred:
-                found.add(name)
+            size = _size(self._grammar[name], sizes)
+            if name not in barred and size <= num_left:
+                num_left -= size
+                sizes[name] = size
                 for user in self._users[name]:
                     missing[user] -= 1
                     rest += [] if missing[user] else [user]
-        return found
+        return set(sizes)
 
     def _conflicts(self) -> set[str | int]:
         """The terminals, rules or ids of literals, that go on where another may have ended."""
@@ -248,6 +255,18 @@ def _leaves(node: Node) -> Iterator[Chars | Literal | Ref]:
                 yield from _leaves(part)
         case Repeat(part):
             yield from _leaves(part)
+
+
+def _size(node: Node, sizes: Mapping[str, int]) -> int:
+    """The characters and classes of a part that is written out, references and counts too."""
+    match node:
+        case Ref(name):
+            return sizes[name]
+        case Sequence(parts) | Either(parts):
+            return sum(_size(part, sizes) for part in parts)
+        case Repeat(part, least):
+            return max(1, least) * _size(part, sizes)
+    return _length(node)
 
 
 def _length(leaf: Node) -> int:

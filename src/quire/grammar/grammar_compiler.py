@@ -95,6 +95,8 @@ class GrammarCompiler:
             size = GRAMMAR_BYTES + GRAMMAR_BYTES_PER_BYTE * len(structured_outputs.text)
             size *= 1 if structured_outputs.thought_mark is None else 2
             self._matchers.put(key, matcher, size)
+        elif matcher.problem is not None:  # found out by an answer
+            raise structured_outputs.invalid(f"{matcher.problem}; make it simpler")
         return matcher.copy()
 
     def _tokenizer(self) -> LLTokenizer:
@@ -145,14 +147,18 @@ def _compiled(
 
 
 def _limits() -> LLParserLimits:
-    """llguidance's own limits: on the work for one token and on the size of the automaton."""
+    """llguidance's own limits: on the work for one token and on the size of the automaton.
+
+    Items of parses count, not what it takes to find them, which ambiguity can make a thousand times
+    as much. So a mask's time is bounded as well, where answers are drawn (structured_mask.py).
+    """
     from llguidance import LLParserLimits
 
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,
-        step_max_items=50_000,
-        max_items_in_row=2_000,
+        step_max_items=100_000,
+        max_items_in_row=10_000,
         max_lexer_states=250_000,
         max_grammar_size=500_000,
         precompute_large_lexemes=False,
@@ -211,11 +217,8 @@ def _literally(text: str) -> str:
     return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):X}}}" for c in text)
 
 
-def _refusal(structured_outputs: StructuredOutputs, problem: str) -> InvalidRequestError:
-    """An InvalidRequestError with llguidance's message, without its drawing of the position."""
-    lines = [line.strip() for line in problem.splitlines()]
-    causes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    reason = (causes or [lines[0]])[0].removesuffix(" <non-verbose/>")
+def _refusal(structured_outputs: StructuredOutputs, reason: str) -> InvalidRequestError:
+    """An InvalidRequestError with llguidance's reason."""
     if reason in NO_EXTENSION:
         return structured_outputs.invalid(_NO_TEXT)
     if reason.startswith("panic: "):  # says nothing to callers, but names files

@@ -10,8 +10,15 @@ if TYPE_CHECKING:
 
     from quire.array_types import Tokens
 
+TOO_SLOW = "it takes too long to find the tokens that may come next"
 NO_EXTENSION = ("NoExtension", "NoExtensionBias")  # llguidance's words for: no token can follow
 _TERMINATED = (*NO_EXTENSION, "EndOfSentence")
+
+
+class _Automaton:
+    """Shared by all matchers of one grammar; while one computes a mask, others wait for it."""
+
+    is_stuck = False
 
 
 class Matcher:
@@ -24,48 +31,68 @@ class Matcher:
 
     def __init__(self, state: LLMatcher) -> None:
         self._state = state
+        self._automaton = _Automaton()
+        self._is_given_up = False
         self._num_accepted = 0
 
     def copy(self) -> Matcher:
         """A matcher in the same state; both share the automaton that llguidance has computed."""
         copied = Matcher(self._state.deep_copy())
+        copied._automaton = self._automaton
         copied._num_accepted = self._num_accepted
         return copied
 
     def advance_to(self, output_token_ids: Sequence[int] | Tokens) -> None:
         """Accept those of the output tokens [N] that it has not accepted yet."""
-        rest = [int(token_id) for token_id in output_token_ids[self._num_accepted :]]
-        self._num_accepted += len(rest)
-        if rest:
-            self._state.consume_tokens(rest)
+        for token_id in output_token_ids[self._num_accepted :]:
+            self.accept(int(token_id))
 
     def accept(self, token_id: int) -> None:
         """Accept the next output token."""
         self._num_accepted += 1
-        self._state.consume_token(token_id)
+        if not self._is_closed:
+            self._state.consume_token(token_id)
 
     def token_bitmask(self) -> bytes:
         """The tokens that may come next: one bit per token id, lowest first, N / 8 bytes.
 
         End tokens are among them where the answer is complete.
         """
+        if self._is_closed:
+            return b""
         mask = self._state.compute_bitmask()
-        return mask if self.problem is None else bytes(len(mask))
+        return bytes(len(mask)) if self._state.is_error() else mask
+
+    def give_up(self, *, is_running: bool) -> None:
+        """Allow no token any more.
+
+        is_running: `token_bitmask` is still being called by a thread; then no other matcher of this
+        grammar allows any either, since it would wait for that.
+        """
+        self._is_given_up = True
+        self._automaton.is_stuck |= is_running
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._is_given_up or self._automaton.is_stuck
 
     @property
     def is_accepting(self) -> bool:
         """Whether the answer is complete if it ends here."""
-        return self._state.is_accepting()
+        return not self._is_closed and self._state.is_accepting()
 
     @property
     def is_terminated(self) -> bool:
         """Whether the answer is complete and no token can follow."""
-        return self._state.is_stopped() and self._state.stop_reason() in _TERMINATED
+        is_stopped = not self._is_closed and self._state.is_stopped()
+        return is_stopped and self._state.stop_reason() in _TERMINATED
 
     @property
     def problem(self) -> str | None:
         """The reason why no token is allowed any more; None if the grammar goes on."""
-        return self._state.get_error() if self._state.is_error() else None
+        if self._is_closed:
+            return TOO_SLOW
+        return _reason(self._state.get_error()) if self._state.is_error() else None
 
 
 class ThoughtMatcher:
@@ -113,7 +140,12 @@ class ThoughtMatcher:
         masks = [matcher.token_bitmask() for matcher in self._both]
         answer, thought, marked, prefix = (int.from_bytes(mask, "little") for mask in masks)
         allowed = answer & ~(marked & ~prefix) | thought
-        return allowed.to_bytes(len(masks[0]), "little")
+        return allowed.to_bytes(max(map(len, masks)), "little")
+
+    def give_up(self, *, is_running: bool) -> None:
+        """Allow no token any more: see `Matcher.give_up`."""
+        for matcher in self._both:
+            matcher.give_up(is_running=is_running)
 
     @property
     def is_accepting(self) -> bool:
@@ -147,3 +179,10 @@ class ThoughtMatcher:
 
 
 AnyMatcher = Matcher | ThoughtMatcher
+
+
+def _reason(problem: str) -> str:
+    """The reason in llguidance's message, without its drawing of the position."""
+    lines = [line.strip() for line in problem.splitlines()]
+    causes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (causes or [lines[0]])[0].removesuffix(" <non-verbose/>")

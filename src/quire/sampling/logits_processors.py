@@ -15,6 +15,7 @@ import numpy as np
 from quire.array_types import Flags, Ints, Logits
 from quire.sampling.host_logits import History, flat_index
 from quire.sampling.sampling_state import PENALTIES, Need, SamplingState
+from quire.sampling.structured_mask import compute_masks
 
 
 class MutableLogits(Protocol):
@@ -94,9 +95,11 @@ def _ban_others(logits: MutableLogits, users: _Users) -> None:
 
 def _apply_grammar(logits: MutableLogits, users: _Users) -> None:
     """Logits processor of structured outputs: ban tokens that the grammar does not allow."""
-    for sample, row in zip(users.samples.tolist(), users.rows.tolist(), strict=True):
-        grammar = users.state.grammars[row]
-        logits.ban_flagged(sample, grammar.banned(users.history.output(row), logits.size))
+    rows = users.rows.tolist()
+    grammars = [users.state.grammars[row] for row in rows]
+    compute_masks(users.state.mask_thread, grammars, [users.history.output(row) for row in rows])
+    for sample, grammar in zip(users.samples.tolist(), grammars, strict=True):
+        logits.ban_flagged(sample, grammar.banned(logits.size))
 
 
 def _end_thinking(logits: MutableLogits, users: _Users) -> None:
@@ -109,7 +112,7 @@ def _end_thinking(logits: MutableLogits, users: _Users) -> None:
         token_id = users.state.thinking_budgets[row].forced(output)
         if token_id is None:
             continue
-        if grammar is None or not grammar.banned(output, logits.size)[token_id]:
+        if grammar is None or not grammar.banned(logits.size)[token_id]:
             logits.force(sample, token_id)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from quire.array_types import Flags, Floats, Ints, Logits
 from quire.core.sampling_params import SamplingParams
 from quire.sampling.bad_words import BadWords
+from quire.sampling.mask_thread import MaskThread
 from quire.sampling.structured_mask import GrammarConstraint, Matcher
 from quire.sampling.thinking_budget import ThinkingBudget
 
@@ -98,7 +99,8 @@ class SamplingState:
 
     needs: Need flags of each row, int16 [R]; seeds: int64 [R]; num_logprobs: int64 [R], read only
     where LOGPROBS is set; bias, min_tokens, bad_words, allowed_tokens, logprob_tokens,
-    thinking_budgets, grammars: by row, only for rows that use them.
+    thinking_budgets, grammars: by row, only for rows that use them. mask_thread: computes the masks
+    of grammars.
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
@@ -113,6 +115,7 @@ class SamplingState:
         self.logprob_tokens: dict[int, Ints] = {}
         self.thinking_budgets: dict[int, ThinkingBudget] = {}
         self.grammars: dict[int, GrammarConstraint] = {}
+        self.mask_thread = MaskThread()
         self._ragged: tuple[dict[int, Any], ...] = (
             self.bias, self.min_tokens, self.bad_words, self.allowed_tokens,
             self.logprob_tokens, self.thinking_budgets, self.grammars,

@@ -24,9 +24,13 @@ _BANNING = (
 )  # fmt: skip
 
 
-def no_token_left(sampling: SamplingParams) -> tuple[str, str | None]:
+def no_token_left(
+    sampling: SamplingParams, grammar_problem: str | None = None
+) -> tuple[str, str | None]:
     """The error of a request whose own params left no token to draw, and the first of these."""
     outputs = sampling.structured_outputs
+    if outputs is not None and grammar_problem is not None:
+        return f"{outputs.name}: {grammar_problem}; make it simpler", outputs.name
     names = [
         outputs.name if outputs is not None and name == "structured_outputs" else name
         for name in _BANNING

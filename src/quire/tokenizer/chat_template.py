@@ -17,7 +17,13 @@ import jinja2
 
 from quire.background import TooLongError, is_hurried
 from quire.errors import CheckpointError, invalid_value, warn_no_effect
-from quire.tokenizer.conversation_input import TextMap, plain, prepare_messages, prepare_tools
+from quire.tokenizer.conversation_input import (
+    END_MARK,
+    TextMap,
+    plain,
+    prepare_messages,
+    prepare_tools,
+)
 from quire.tokenizer.template_metering import MeteredContext
 from quire.tokenizer.template_sandbox import Sandbox
 from quire.tokenizer.template_work import TemplateLimitError, start_render
@@ -146,8 +152,6 @@ class ChatTemplate:
         raise invalid_value("messages", problem)
 
 
-# At the end of a message that is to be continued; a noncharacter, which no text holds.
-_END_MARK = "\ufdd1"
 _SPACE = " "  # behind the mark: it is gone where the template strips messages
 
 
@@ -160,19 +164,19 @@ def _marked_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> 
     if not isinstance(content, str):
         problem = "the last message has no text to go on from; set its content"
         raise invalid_value("continue_final_message", problem)
-    messages[-1]["content"] = content + _END_MARK + _SPACE
+    messages[-1]["content"] = content + END_MARK + _SPACE
     return content
 
 
 def _before_mark(rendered: str, content: str) -> str:
     """The text up to the mark; without space at its end, if the template strips such messages."""
-    text, mark, behind = rendered.rpartition(_END_MARK)
+    text, mark, behind = rendered.rpartition(END_MARK)
     if not mark:
         problem = "this model's chat template does not show the last message; leave it out"
         raise invalid_value("continue_final_message", problem)
     is_stripped = not behind.startswith(_SPACE)
     # a template may have shown the message before, too
-    text = text.replace(_END_MARK + _SPACE, "").replace(_END_MARK, "")
+    text = text.replace(END_MARK + _SPACE, "").replace(END_MARK, "")
     return text.rstrip() if is_stripped and content.strip() else text
 
 

@@ -18,6 +18,8 @@ ROLES = (*TALKING_ROLES, "tool", "function")
 BREAK = "\ufdd0"
 """A code point that Unicode reserves for use inside programs: no text may hold it, so a program
 may mark places with it (the tokenizer does, in control tokens that a user typed)."""
+END_MARK = "\ufdd1"
+"""The next such code point: the end of a message that is to be continued."""
 
 _USUAL_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
 _ECHOED = ("annotations", "audio", "function_call", "refusal")  # empty in what clients send back
@@ -33,10 +35,10 @@ def check_text(text: str, param: str) -> None:
         raise invalid_value(param, f"must be a string, not {type(text).__name__}")
     if text.isascii():
         return
-    if BREAK in text:
-        raise invalid_value(
-            param, "it has U+FDD0, which is reserved for use inside programs; remove it"
-        )
+    for mark in (BREAK, END_MARK):
+        if mark in text:
+            problem = f"it has U+{ord(mark):04X}, which is reserved for use inside programs"
+            raise invalid_value(param, f"{problem}; remove it")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -107,7 +109,9 @@ def _is_empty(value: Any) -> bool:
 def _checked_role(role: Any, where: str) -> Any:
     if not isinstance(role, str) or role not in ROLES:
         raise invalid_value(
-            "messages", f"must be one of {', '.join(ROLES)}, not {role!r}", where=f"{where}.role"
+            "messages",
+            f"must be one of {', '.join(ROLES)}, not {role!r:.64}",
+            where=f"{where}.role",
         )
     return role
 
@@ -132,7 +136,7 @@ def _part_text(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str) or kind != "text":
         raise invalid_value(
-            "messages", f"content parts must have the type text, not {kind!r}", where=where
+            "messages", f"content parts must have the type text, not {kind!r:.64}", where=where
         )
     if not isinstance(part.get("text"), str):
         raise invalid_value("messages", "must be a string", where=f"{where}.text")
@@ -215,6 +219,8 @@ def _plain(value: Any, map_text: TextMap, param: str, where: str) -> Any:
     if value is None or type(value) in (bool, int, float):
         return value
     if isinstance(value, dict):
+        if any(isinstance(name, tuple) for name in value):
+            raise invalid_value(param, "must have strings as names, not tuples", where=where)
         return {
             _plain(k, map_text, param, where): _plain(v, map_text, param, where)
             for k, v in value.items()

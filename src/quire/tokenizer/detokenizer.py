@@ -85,8 +85,6 @@ class Detokenizer:
         text = "" if self._utf8 is None else self._utf8.decode(b"", final=True)
         if self._stops is None:
             return text
-        if self._stops.found is not None:
-            return ""
         return self._feed(self._stops, text) + self._stops.flush()
 
     def _read(self, data: bytes) -> str:

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import logging
 import queue
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
@@ -25,6 +23,7 @@ from quire.background import (
     is_background,
     lower_priority,
     poll_intervals,
+    thread_clock,
 )
 from quire.errors import OverloadedError, invalid_value
 from quire.processes import start_thread
@@ -175,25 +174,10 @@ def _encode(
     *,
     low_priority: bool,
 ) -> None:
-    clocks.append(_thread_clock())
+    clocks.append(thread_clock())
     if low_priority:
         lower_priority()
     try:
         result.set_result(encode())
     except BaseException as error:  # a panic of the library, too
         result.set_exception(error)
-
-
-def _thread_clock() -> Callable[[], float]:
-    """The processor seconds of the calling thread, for other threads to read; 0 once it ended."""
-    if sys.platform != "linux":
-        begin = time.monotonic()
-        return lambda: time.monotonic() - begin
-    clock = time.pthread_getcpuclockid(threading.get_ident())
-
-    def seconds() -> float:
-        with suppress(OSError):  # it has ended
-            return time.clock_gettime(clock)
-        return 0.0
-
-    return seconds

@@ -93,7 +93,7 @@ class _Parser:
     def _repetition(self, piece: Piece) -> None:
         sign = self._text[self._at : self._at + 1]
         counts: tuple[int, float] = (1, 1)
-        if sign in ("*", "+", "?") and sign:
+        if sign in ("*", "+", "?"):
             self._at += 1
             counts = (int(sign == "+"), 1 if sign == "?" else inf)
         elif sign == "{":

@@ -70,8 +70,6 @@ class StopMatcher:
 
     def feed(self, piece: str, *, may_match: bool = True) -> str:
         """Take new text; returns what is now safe to send, nothing after a stop string."""
-        if not self._strings:
-            return piece
         if self.found is not None:
             return ""
         ends = [(s.feed(piece, may_match=may_match), -len(s.text), s.text) for s in self._strings]
@@ -81,7 +79,7 @@ class StopMatcher:
             end, _, self.found = min(matches)
             end += num_held
             return text[: end if self._include_stop else end - len(self.found)]
-        held = max(string.matched for string in self._strings)
+        held = max((string.matched for string in self._strings), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 

@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import CheckpointError
@@ -65,8 +65,14 @@ class Spelling:
                 return bytes([value])
         if self._decoder is None:
             return (token if first else f" {token}").encode()
-        text = self._decoder.decode([token] if first else ["a", token])
-        return (text if first else text[1:]).encode()
+        if first:
+            return self._decoder.decode([token]).encode()
+        return self._decoder.decode(["a", token])[self._num_before :].encode()
+
+    @cached_property
+    def _num_before(self) -> int:
+        """Characters of the token before one that is not the first."""
+        return 0 if self._decoder is None else len(self._decoder.decode(["a"]))
 
 
 def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from quire.errors import CheckpointError, is_failure
 from quire.model_folder import NO_TOKENIZER, named_file, read_json, read_text
 from quire.tokenizer.pattern_check import slow_pattern
+from quire.tokenizer.text_growth import MAX_GROWTH, growing_part
 
 if TYPE_CHECKING:
     import tokenizers
@@ -59,6 +60,11 @@ def read_backend(folder: Path) -> tokenizers.Tokenizer:
             raise
         text = f"{named_file(path)}: damaged ({error}); download it again"
         raise CheckpointError(text) from error
+    if (growing := growing_part(backend)) is not None:
+        raise CheckpointError(
+            f"{named_file(path)}: its {growing} may make more than {MAX_GROWTH} characters of one; "
+            "use another tokenizer"
+        )
     if (slow := slow_pattern(backend)) is not None:
         raise CheckpointError(
             f"{named_file(path)}: its {slow} may take very long on short texts; use another "

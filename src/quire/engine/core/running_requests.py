@@ -103,9 +103,11 @@ class RunningRequests:
         drawn = self._sampler.sample(logits, rows, batch.history)
         lost = list[int]()
         for sample, index in enumerate(due.tolist()):
-            result = results[order.scheduled[index].request_id]
+            request_id = order.scheduled[index].request_id
+            result = results[request_id]
             result.failed, result.exhausted = drawn.failed[sample], drawn.exhausted[sample]
             if result.failed or result.exhausted:
+                result.grammar_problem = self.grammar_problem(request_id)
                 lost.append(sample)
                 continue
             result.token_id = drawn.token_ids[sample]
@@ -115,6 +117,11 @@ class RunningRequests:
         if lost:
             rows, tokens = np.delete(rows, lost), np.delete(tokens, lost)
         batch.append_tokens(rows, tokens)
+
+    def grammar_problem(self, request_id: str) -> str | None:
+        """Why a request's grammar allows no token any more; None if it has none, or goes on."""
+        matcher = self._matchers.get(request_id)
+        return None if matcher is None else matcher.problem
 
     def needs_hidden_states(self, order: StepOrder) -> bool:
         """Whether any request of this step needs hidden states for pooling or scores."""

@@ -25,7 +25,7 @@ ROLES = (
     "Tool results are the user's, calls the assistant's; a system message has only text. The "
     "assistant's message is the last one only if its text is to be continued."
 )
-TEXTS = "Texts of a conversation hold no U+FDD0."
+TEXTS = "Texts of a conversation hold no U+FDD0 and no U+FDD1."
 VERSIONED = "With the header `anthropic-version` the answer is that of Anthropic's Models API."
 GENERATION = (MODEL, CONTEXT, VOCABULARY, LOGPROBS, STRUCTURED_OUTPUT, TOKENS, PRIORITY)
 CHAT = (TEMPLATE, ARGUMENTS, TOOLS, SIZES, TEXTS)
