@@ -37,6 +37,7 @@ WHY_REFUSED: Mapping[str, str] = {
     "prefix": "send continue_final_message",
     "prompt": "prompts are not stored; send input and instructions",
     "prompt_logprobs": _COMPLETIONS,
+    "type": "send parts with a type as its content",
     "reasoning_details": "send reasoning_content instead",
     "refusal": _CONTENT,
     "return_token_ids": "send return_tokens",

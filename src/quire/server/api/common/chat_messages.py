@@ -95,6 +95,7 @@ class Message(Strict):
         "refusal": (None, ""),
         "cache_control": _CACHE_CONTROL,
         "prefix": (None, False),
+        "type": (None, "text"),
         "reasoning_details": (None, []),
     }
     variants = MESSAGE_VARIANTS
