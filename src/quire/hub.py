@@ -288,7 +288,7 @@ def _download(name: str, revision: str | None, is_small: bool) -> Path:
 
 
 def _fix(error: Exception) -> str:
-    """What helps against a failure of the hub's client; its HTTP library has errors of its own."""
+    """The fix of a failure of the hub's client, whose HTTP library has errors of its own."""
     from huggingface_hub.errors import HfHubHTTPError
 
     if _NO_HOME in str(error):

@@ -457,6 +457,27 @@ def test_marks_of_a_prefix_to_be_cached_ask_for_nothing(app: Starlette) -> None:
     assert text == "messages[0].prefix: is not supported: send continue_final_message"
 
 
+def test_a_call_of_a_stream_may_be_sent_back_with_its_index(app: Starlette) -> None:
+    """As clients do that add up the parts of a stream."""
+    function = {"name": "f", "arguments": "{}"}
+    call_back = {"index": 1, "id": "a", "type": "function", "function": function}
+    messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call_back]},
+                {"role": "tool", "tool_call_id": "a", "content": "x"}]  # fmt: skip
+    assert post(app, "/v1/chat/completions", {"messages": messages}).status == 200
+    call_back["index"] = "x"
+    text = problem(post(app, "/v1/chat/completions", {"messages": messages}))
+    assert text.startswith("messages[1].tool_calls[0].index: is not supported: ")
+
+
+@pytest.mark.parametrize("owner", ["tool", "function"])
+def test_a_tool_may_have_the_mark_of_a_prefix_to_be_cached(app: Starlette, owner: str) -> None:
+    mark, function = {"cache_control": {"type": "ephemeral"}}, {"name": "f"}
+    tool = {"type": "function", "function": function | (mark if owner == "function" else {})}
+    tools = [tool | (mark if owner == "tool" else {})]
+    reply = post(app, "/v1/chat/completions", {"messages": MESSAGES, "tools": tools})
+    assert "cache_control" not in reply.body.decode()
+
+
 def test_a_kind_of_message_asks_for_nothing(app: Starlette) -> None:
     """lm-eval 0.4.8 sends it with each message."""
     message = {"role": "user", "content": "hi", "type": "text"}

@@ -81,7 +81,7 @@ def key_text(node: yaml.Node) -> str:
     return str(node.value)
 
 
-def text_of(node: yaml.ScalarNode) -> str | None:
+def text_of(node: yaml.Node) -> str | None:
     """A single value as it is written; None for null. Raises UnusualYamlError for a tag."""
     if node.tag not in (*_TEXTS, *_VALUES):
         raise UnusualYamlError(f"has the tag {node.tag[:MAX_NUMBER]!r}")

@@ -73,9 +73,9 @@ class CommandParser(argparse.ArgumentParser):
         return args
 
     @staticmethod
-    def _joined(argv: Sequence[str]) -> Sequence[str]:
+    def _joined(argv: Sequence[str]) -> list[str]:
         if not any("." in word for word in argv):  # most command lines have none
-            return argv
+            return list(argv)
         from quire.cli.dotted_options import with_joined_members
 
         return with_joined_members(argv, human_int)

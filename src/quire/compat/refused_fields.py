@@ -20,6 +20,7 @@ WHY_REFUSED: Mapping[str, str] = {
     "audio": _TEXT_ONLY,
     "background_options": _SERVICE,
     "billing_policy": _SERVICE,
+    "index": "it counts the calls of a message from 0; leave it out",
     "cache_control": "equal prefixes of one key are always cached; leave it out",
     "chat_template": _TEMPLATE,
     "compaction": _WHOLE,

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from quire.errors import ConfigError
 
-_BRACKETS = re.compile(r"\[(.*:.*)\]")
+_BRACKETS = re.compile(r"\A\[(.*:.*)\]\Z")
 BACKLOG = 2048  # connections that wait to be accepted
 PROBE_SECONDS = 1.0  # that a server has to answer, to be asked whether it is there
 MAX_PATH_BYTES = 103 if sys.platform == "darwin" else 107  # of a Unix socket

@@ -120,7 +120,11 @@ def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
         encode, media_type = choose_encoder("")
     if "escaping=" in media_type and not media_type.endswith(UNDERSCORES):
         return encode, media_type
-    return partial(encode, escaping=ALLOWUTF8), media_type
+    return _without_escapes(encode), media_type
+
+
+def _without_escapes(encode: Callable[..., bytes]) -> Callable[[CollectorRegistry], bytes]:
+    return partial(encode, escaping=ALLOWUTF8)
 
 
 def _as_llama_cpp(page: bytes) -> bytes:
