@@ -109,6 +109,8 @@ RESPONSE = httpx.Response(404, request=httpx.Request("GET", "https://hub.test"))
         (errors.HfHubHTTPError("no", response=RESPONSE), "try again"),
         (OSError("disk full"), "disk full"),
         (RuntimeError("Could not determine home directory."), "set HF_HOME to a folder"),
+        (ImportError("Using SOCKS proxy, but"), "proxy, but\\); check HF_ENDPOINT and the proxies"),
+        (httpx.UnsupportedProtocol("no protocol"), "no protocol\\); check HF_ENDPOINT"),
         (RuntimeError("Data processing error: CAS service error"), "service error\\); try again"),
     ],
 )

@@ -246,7 +246,6 @@ def _download(name: str, revision: str | None, is_small: bool) -> Path:
     from huggingface_hub import snapshot_download  # takes half a second to import
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
         HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
@@ -284,9 +283,18 @@ def _download(name: str, revision: str | None, is_small: bool) -> Path:
             f"{name!r} is not a folder here, was not downloaded before, and the hub cannot be "
             f"reached; check the network (and HF_HUB_OFFLINE), or use a folder{_owner_hint(name)}"
         ) from error
-    except (HfHubHTTPError, OSError, RuntimeError) as error:  # the last of a broken transfer, too
-        fix = "set HF_HOME to a folder for downloads" if _NO_HOME in str(error) else "try again"
-        raise CheckpointError(f"{name!r} cannot be downloaded ({error}); {fix}") from error
+    except Exception as error:
+        raise CheckpointError(f"{name!r} cannot be downloaded ({error}); {_fix(error)}") from error
+
+
+def _fix(error: Exception) -> str:
+    """The fix of a failure of the hub's client, whose HTTP library has errors of its own."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if _NO_HOME in str(error):
+        return "set HF_HOME to a folder for downloads"
+    of_transfer = isinstance(error, HfHubHTTPError | OSError | RuntimeError)
+    return "try again" if of_transfer else "check HF_ENDPOINT and the proxies in the environment"
 
 
 def _owner_hint(name: str) -> str:

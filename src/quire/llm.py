@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
+from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import numpy as np
@@ -19,6 +20,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.beam_search import BeamSearchOutput, BeamSearchParams, search
 from quire.engine.frontend.offline_engine import OfflineEngine, OnOutput
+from quire.engine.frontend.progress_bar import ProgressBar
 from quire.engine.frontend.prompt_encoding import token_ids_of
 from quire.engine.frontend.prompt_inputs import (
     Conversation,
@@ -181,11 +183,17 @@ class LLM(ModelOwner):
         limits = self.info.limits
         found = [token_ids_of(p, self.tokenizer, limits) for p in read_prompts(prompts)]
         ends = self._engine.eos_token_ids
-        generate = partial(self.generate, use_tqdm=use_tqdm)
-        return [
-            output.decoded(self.tokenizer.decode)
-            for output in search(found, params, ends, limits, generate)
-        ]
+        steps = count(1)
+        with ProgressBar("tokens", getattr(params, "max_tokens", 0), shown=use_tqdm) as progress:
+            progress.show(0, self.stats)
+
+            def generate(beams: Sequence[list[int]], step: SamplingParams) -> list[RequestOutput]:
+                answers = self.generate(beams, step, use_tqdm=False)
+                progress.show(next(steps), self.stats)
+                return answers
+
+            outputs = search(found, params, ends, limits, generate)
+        return [output.decoded(self.tokenizer.decode) for output in outputs]
 
     def embed(
         self,

@@ -27,6 +27,7 @@ QUANTIZATION_FILES = {
 }  # fmt: skip
 QUANTIZE_RUN = "quire_quantize.json"  # in a folder that `quire quantize` writes: its settings
 _ADAPTER = "adapter_config.json"
+_IS_THERE = "check that it is there"
 _MERGE = "PeftModel.merge_and_unload, then save_pretrained"
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _POINTER_BYTES = 1024  # a pointer is shorter
@@ -172,12 +173,21 @@ def check_regular(file: Path) -> int:
     return status.st_size
 
 
+def unreadable(file: Path | str, error: OSError, fix: str = _IS_THERE) -> CheckpointError:
+    """The error for a file that the system does not read. fix: for one that may be read."""
+    if isinstance(error, PermissionError):
+        fix = "check its permissions"
+    return CheckpointError(f"{file} cannot be read ({error.strerror}); {fix}")
+
+
 def read_text(file: Path) -> str:
     """The text of a model's file. Raises CheckpointError."""
     try:
         return _small_content(file).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{file}: cannot be read ({error}); download it again") from error
+    except OSError as error:
+        raise unreadable(file, error) from error
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{file} cannot be read ({error}); download it again") from error
 
 
 def read_json(file: Path) -> Any:
@@ -185,9 +195,7 @@ def read_json(file: Path) -> Any:
     try:
         return parse_json(_small_content(file))
     except OSError as error:
-        raise CheckpointError(
-            f"{file} cannot be read ({error.strerror}); name a folder with a complete checkpoint"
-        ) from error
+        raise unreadable(file, error, "name a folder with a complete checkpoint") from error
     except ValueError as error:
         raise CheckpointError(f"{file} must be valid JSON ({error}); download it again") from error
 

@@ -38,6 +38,7 @@ SETTING = re.compile(
 
 Range = tuple[float, float]
 
+_NEW_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _MISSPELT = 0.75  # names that are less alike mean different things, as ctx_size and block_size do
 
 
@@ -54,9 +55,14 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
 
     Names are compared without the dashes of options, which would make all of them more alike.
     """
-    bare = {each.lstrip("-"): each for each in known}
-    near = difflib.get_close_matches(name[:64].lstrip("-"), bare, 1, _MISSPELT)
+    bare = {snake_case(each): each for each in known}
+    near = difflib.get_close_matches(snake_case(name[:64]), bare, 1, _MISSPELT)
     return bare[near[0]] if near else None
+
+
+def snake_case(name: str) -> str:
+    """A name as Python spells it: top_k for topK, --top-k and TOP_K."""
+    return _NEW_WORD.sub("_", name.strip("-")).replace("-", "_").lower()
 
 
 def flag_of(name: str) -> str:

@@ -63,7 +63,7 @@ def typed(*texts: bytes, stdout: int | None = None, **variables: str) -> tuple[b
     """
     code = (
         "from quire.cli.chat_lines import read_messages\n"
-        "for message in read_messages(): print(repr(message), flush=True)"
+        "for message in read_messages(): print(ascii(message), flush=True)"
     )
     master, slave = os.openpty()
     with subprocess.Popen(
@@ -83,7 +83,7 @@ def typed(*texts: bytes, stdout: int | None = None, **variables: str) -> tuple[b
                 shown += more
         os.close(master)
     assert process.returncode == 0
-    lines = shown.decode().splitlines()
+    lines = shown.decode(errors="replace").splitlines()
     return shown, [line for line in lines if line.startswith("'")]
 
 
@@ -93,6 +93,12 @@ def test_lines_that_are_pasted_together_are_one_message() -> None:
     shown, messages = typed(paste, b"three\r", b"\x04", TERM="xterm")
     assert b"\x1b[?2004h" in shown
     assert messages == [r"'one\ntwo'", "'three'"]
+
+
+def test_what_is_typed_is_utf8_in_any_locale() -> None:
+    c_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "TERM": "dumb"}
+    for text, message in (("gr\u00fcn".encode(), r"'gr\xfcn'"), (b"gr\xfcn", r"'gr\udcfcn'")):
+        assert typed(text + b"\r", b"\x04", **c_locale)[1] == [message]
 
 
 def test_prompts_are_not_among_answers_that_go_to_a_file(tmp_path: Path) -> None:

@@ -38,6 +38,31 @@ def test_members_are_joined(words: list[str], expected: dict[str, object]) -> No
     assert json.loads(args.override_generation_config) == expected
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--temp 0.6 --top-p=0.95 --top-k 20 --min-p 0 -n -1",
+         {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0}),
+        ("-n 512 --repeat-penalty 1.05", {"max_new_tokens": 512, "repetition_penalty": 1.05}),
+        (f'--temperature 1 {FLAG} {{"top_k":2}} {FLAG}.top_p 1',
+         {"temperature": 1, "top_k": 2, "top_p": 1}),
+    ],
+)  # fmt: skip
+def test_defaults_of_requests_are_set_as_llama_server_sets_them(
+    line: str, expected: dict[str, object]
+) -> None:
+    parser = CommandParser("serve", "", [])
+    parser.add_argument(FLAG)
+    assert json.loads(parser.parse(line.split()).override_generation_config) == expected
+
+
+def test_a_default_of_requests_needs_a_value() -> None:
+    parser = CommandParser("serve", "", [])
+    parser.add_argument(FLAG)
+    with pytest.raises(ConfigError, match="--top-p: its value is missing"):
+        parser.parse(["--top-p"])
+
+
 def test_other_words_stay() -> None:
     words = ["a.b", "--stop", "x", "--model=a.b", "--", f"{FLAG}.a", "1"]
     assert with_joined_members(words, human_int) == words

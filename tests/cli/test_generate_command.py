@@ -184,6 +184,8 @@ def test_texts_are_utf8_in_any_locale(
     assert main(["generate", "--prompt", text, "--stop", text, "--choice", text]) == 0
     assert llm[1][0] == ["gr\u00fcn"]
     assert llm[1][1].stop == llm[1][1].structured_outputs.choice == ["gr\u00fcn"]
+    assert main(["generate", text]) == 0
+    assert capsys.readouterr().err.splitlines()[-1].startswith("note: 'gr\u00fcn' is the prompt")
     for option in ("--prompt", "--system", "--stop", "--bad-words", "--regex"):
         assert main(["generate", "--prompt", "x", option, "caf\udce9"]) == 2
         assert capsys.readouterr().err == f"error: {option} is not UTF-8 text; convert it\n"

@@ -87,6 +87,8 @@ def test_misplaced_arguments_of_methods() -> None:
 
 def test_names_of_two_meanings_are_not_suggested() -> None:
     assert nearest_name("--models-dir", ["--model-load", "--model"]) is None
+    assert nearest_name("topK", ["stop", "top_k"]) == "top_k"
+    assert nearest_name("maxModelLen", ["max_model_len"]) == "max_model_len"
     assert nearest_name("--max-num-seq", ["--max-num-seqs", "--model"]) == "--max-num-seqs"
 
 

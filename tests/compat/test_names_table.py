@@ -285,8 +285,8 @@ def test_serve_takes_command_lines_of_other_engines(capsys: pytest.CaptureFixtur
         ("-ctk q4_0", "^-ctk 'q4_0' is not supported"),
         ("--lora a.gguf", "^--lora 'a.gguf' is not supported: .*; merge the adapter"),
         (
-            "--temp 0.7",
-            "^--temp \\(--temperature\\) is set by each request; .*--override-generation-config",
+            "--presence-penalty 0.7",
+            "^--presence-penalty is set by each request; send presence_penalty there",
         ),
         ("-O3x 1", "^unknown option -O3x"),
         ("--spec-type ngram-simple", "^--spec-type 'ngram-simple' is not supported"),

@@ -608,6 +608,14 @@ def test_engine_args_make_an_llm() -> None:
         assert llm.info.limits.max_model_len == 64
 
 
+def test_a_beam_search_has_one_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    params = BeamSearchParams(beam_width=2, max_tokens=6, ignore_eos=True)
+    llm.beam_search(["A list is", "A"], params, use_tqdm=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[0] for line in lines if line] == ["tokens"]
+    assert " 6/6 " in lines[-1]
+
+
 def test_one_beam_is_the_greedy_answer(llm: LLM) -> None:
     greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=0)
     (answer,) = llm.generate("A list is", greedy, use_tqdm=False)

@@ -338,6 +338,29 @@ def test_config_files_are_on_their_disk_before_others_see_them(
     assert {path.stat().st_ino for path in made} == {*synced}
 
 
+def test_a_cache_of_another_user_is_one_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after `sudo quire serve a.gguf`: nothing in it may be looked at, which root always may."""
+    file, look_at = tmp_path / "a.gguf", os.stat
+    write_checkpoint(BUNDLED, file, "F16")
+
+    def denied(path: Any, *rest: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(str(tmp_path / "theirs" / "quire")):
+            raise PermissionError(13, "Permission denied", str(path))
+        return look_at(path, *rest, **options)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "theirs"))
+    monkeypatch.setattr(os, "stat", denied)
+    monkeypatch.setattr(gguf_folder, "_write", refuse)
+    folder = hub.resolve_model(str(file))
+    assert "cannot be written (Permission denied)" in caplog.text
+    gguf_folder._remove(folder, os.getpid())
+
+
 def test_without_a_cache_config_files_are_in_a_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

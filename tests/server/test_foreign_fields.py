@@ -220,6 +220,26 @@ def test_advice_names_fields_that_the_route_has(
     assert problem(post(app, path, {name: value})).endswith(f"; {advice}")
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("topK", "did you mean 'top_k'?"),
+        ("topP", "did you mean 'top_p'?"),
+        ("minP", "did you mean 'min_p'?"),
+        ("MAX_TOKENS", "did you mean 'max_tokens'?"),
+        ("logit-bias", "did you mean 'logit_bias'?"),
+        ("maxOutputTokens", "send max_tokens"),
+        ("stopSequences", "send stop"),
+        ("enableThinking", "send chat_template_kwargs.enable_thinking"),
+        ("systemPrompt", "send it as a message with the role system"),
+    ],
+)
+def test_a_name_in_another_spelling(app: Starlette, name: str, advice: str) -> None:
+    """As JavaScript's, Java's and Gemini's clients spell names."""
+    text = problem(post(app, "/v1/chat/completions", {name: 1}))
+    assert text == f"{name}: unknown field; {advice}"
+
+
 def test_a_field_instead_of_a_missing_one(app: Starlette) -> None:
     for path, sent, text in (
         ("/v1/responses", "messages", "input: it is missing; messages is a field of /v1/chat/comp"),
@@ -435,6 +455,42 @@ def test_marks_of_a_prefix_to_be_cached_ask_for_nothing(app: Starlette) -> None:
     user = {"role": "user", "content": "hi", "prefix": True}
     text = problem(post(app, "/v1/chat/completions", {"messages": [user]}))
     assert text == "messages[0].prefix: is not supported: send continue_final_message"
+
+
+def test_a_call_of_a_stream_may_be_sent_back_with_its_index(app: Starlette) -> None:
+    """As clients do that add up the parts of a stream."""
+    function = {"name": "f", "arguments": "{}"}
+    call_back = {"index": 1, "id": "a", "type": "function", "function": function}
+    messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call_back]},
+                {"role": "tool", "tool_call_id": "a", "content": "x"}]  # fmt: skip
+    assert post(app, "/v1/chat/completions", {"messages": messages}).status == 200
+    call_back["index"] = "x"
+    text = problem(post(app, "/v1/chat/completions", {"messages": messages}))
+    assert text.startswith("messages[1].tool_calls[0].index: is not supported: ")
+
+
+@pytest.mark.parametrize("owner", ["tool", "function"])
+def test_a_tool_may_have_the_mark_of_a_prefix_to_be_cached(app: Starlette, owner: str) -> None:
+    mark, function = {"cache_control": {"type": "ephemeral"}}, {"name": "f"}
+    tool = {"type": "function", "function": function | (mark if owner == "function" else {})}
+    tools = [tool | (mark if owner == "tool" else {})]
+    reply = post(app, "/v1/chat/completions", {"messages": MESSAGES, "tools": tools})
+    assert "cache_control" not in reply.body.decode()
+
+
+def test_a_kind_of_message_asks_for_nothing(app: Starlette) -> None:
+    """lm-eval 0.4.8 sends it with each message."""
+    message = {"role": "user", "content": "hi", "type": "text"}
+    assert post(app, "/v1/chat/completions", {"messages": [message]}).status == 200
+    text = problem(post(app, "/v1/chat/completions", {"messages": [message | {"type": "image"}]}))
+    assert text == "messages[0].type: is not supported: send parts with a type as its content"
+
+
+def test_what_tabby_sends_to_llama_cpp(app: Starlette, engine: FakeEngine) -> None:
+    fields = {"seed": 1, "prompt": "a", "n_predict": 4, "temperature": 0.1, "stream": True,
+              "penalty_last_n": 0, "presence_penalty": 0.5}  # fmt: skip
+    assert call(app, "/completion", fields).status == 200
+    assert engine.calls[-1]["sampling"].presence_penalty == 0.5, "llama.cpp does not know the name"
 
 
 def test_empty_fields_of_other_routes_ask_for_nothing(app: Starlette) -> None:

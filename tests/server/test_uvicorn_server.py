@@ -78,6 +78,27 @@ def test_host_of_another_machine(host: str) -> None:
         bind(host, 0)
 
 
+@pytest.mark.parametrize(
+    ("host", "fix"),
+    [
+        ("127.0.0.1:9000", "--host 127.0.0.1 --port 9000"),
+        ("http://localhost:9000/", "--host localhost --port 9000"),
+        ("https://localhost", "--host localhost"),
+        ("[::1]:9000", "--host ::1 --port 9000"),
+    ],
+)
+def test_a_host_with_more_than_an_address(host: str, fix: str) -> None:
+    """As OLLAMA_HOST and URLs have them."""
+    with pytest.raises(ConfigError) as error, bind_api(host, 0, None):
+        pass
+    assert str(error.value) == f"host {host!r} is more than an address; use {fix}"
+
+
+def test_brackets_of_urls_may_be_around_an_address() -> None:
+    with bind_api("[::1]", 0, None) as (sock,):
+        assert sock.getsockname()[0] == "::1"
+
+
 def test_base_url() -> None:
     with bind("0.0.0.0", 0) as sock:
         assert base_url(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"

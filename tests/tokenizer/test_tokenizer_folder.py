@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,25 @@ def test_only_a_sentencepiece_model(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>")
     with pytest.raises(CheckpointError, match=r"convert tokenizer\.model once: pip install"):
         Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_a_file_that_may_not_be_read_is_not_damaged(
+    write: WriteFolder, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder = write(chat_template="{{ messages }}")
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    open_file = io.open
+
+    def denied(path: Any, *rest: Any, **options: Any) -> Any:
+        if str(path).endswith(name):
+            raise PermissionError(13, "Permission denied")
+        return open_file(path, *rest, **options)
+
+    monkeypatch.setattr(io, "open", denied)
+    words = rf"{name}:? cannot be read \(Permission denied\); check its permissions"
+    with pytest.raises(CheckpointError, match=words):
+        Tokenizer.from_folder(folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"model": 5}', b"\xff\xfe", b"null"])

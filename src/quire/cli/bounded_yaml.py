@@ -81,11 +81,17 @@ def key_text(node: yaml.Node) -> str:
     return str(node.value)
 
 
-def _scalar(node: yaml.ScalarNode) -> Any:
-    if node.tag in _TEXTS:
-        return str(node.value)
-    if node.tag not in _VALUES:
+def text_of(node: yaml.Node) -> str | None:
+    """A single value as it is written; None for null. Raises UnusualYamlError for a tag."""
+    if node.tag not in (*_TEXTS, *_VALUES):
         raise UnusualYamlError(f"has the tag {node.tag[:MAX_NUMBER]!r}")
+    return None if node.tag.endswith(":null") else str(node.value)
+
+
+def _scalar(node: yaml.ScalarNode) -> Any:
+    text = text_of(node)
+    if node.tag in _TEXTS:
+        return text
     if len(node.value) > MAX_NUMBER:
         raise UnusualYamlError(f"has a number of {len(node.value)} characters")
     try:

@@ -20,6 +20,7 @@ from quire.cli.prompt_texts import (
     piped_before,
     read_texts,
     template_variables,
+    utf8,
 )
 from quire.cli.sampling import (
     MARKS_FIX,
@@ -113,7 +114,7 @@ def read_words(args: argparse.Namespace) -> None:
     """Several words that are not a model are a message, for the bundled one."""
     given = vars(args)
     if len(given.get("model", "").split()) > 1 and not could_be_model(args.model):
-        args.text = [given.pop("model"), *given.get("text", ())]
+        args.text = [utf8("text")(given.pop("model")), *given.get("text", ())]
         say(f"note: {args.text[0][:64]!r} is the message, for {BUNDLED_MODEL}")
     elif "model" in given and not given.get("text") and not could_be_model(args.model):
         word = shlex.quote(args.model[:64])

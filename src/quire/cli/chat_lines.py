@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
-from quire.cli.prompt_texts import standard_input
+from quire.cli.prompt_texts import standard_input, utf8
 from quire.errors import ConfigError
 
 QUOTES = '"' * 3
@@ -73,7 +74,10 @@ def _typed_line(prompt: str) -> str:
         _say(prompt, end="")
         prompt = ""
     try:
-        return input(prompt)
+        line = input(prompt)
+        with suppress(ConfigError):  # a request tells of what is no text
+            line = utf8("text")(line)
+        return line
     except EOFError:
         _say("")
         raise

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from quire.compat.foreign_name import DEFAULT, ForeignName
+from quire.compat.name_homes import DEFAULTS, GENERATION_CONFIG
 from quire.errors import ConfigError
 from quire.options import flag_of
 
@@ -102,6 +103,9 @@ class _Rewriter:
             elif flag.startswith("--") and f"--no-{flag[2:]}" in self._flags:  # a switch
                 value = text if sign else self._switch_value(rest, pending)
                 self.words.append(self._switch(flag, value) or flag + sign + text)
+            elif (name := flag[2:].replace("-", "_")) in DEFAULTS and self._has_defaults(flag):
+                value = text if sign else self._following(rest, flag)
+                self._append(flag, name, plain_value(value), value)
             elif flag in self._flags or (found := row_of(flag)) is None:
                 if flag in self._flags and self._flags[flag].nargs != 0:
                     self.spelled[self._flags[flag].option_strings[0]] = word.partition("=")[0], text
@@ -142,6 +146,10 @@ class _Rewriter:
     def _has(self, params: Mapping[str, Any]) -> bool:
         flags = set(map(flag_of, params))
         return bool(flags) and flags.issubset(self._flags)
+
+    def _has_defaults(self, flag: str) -> bool:
+        """Whether the command has defaults of requests, not the sampling param itself."""
+        return GENERATION_CONFIG in self._flags and flag not in self._flags
 
     def _own_spelling(self, word: str) -> tuple[str, str, str]:
         """Flag, sign and text of a word; the flag as this command writes it, if it has it."""
@@ -232,6 +240,9 @@ class _Rewriter:
             self._name_model(shown)
         elif name == "model":
             self.words.append(shown)
+        elif name in DEFAULTS and self._has_defaults(own):  # as llama-server takes them
+            if value is not None:
+                self.words.append(f"{GENERATION_CONFIG}.{DEFAULTS[name]}={shown}")
         elif name in _OF_OTHERS:
             self.notices.append(f"{flag} has no effect: {_OF_OTHERS[name]}")
         else:

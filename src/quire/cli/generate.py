@@ -18,6 +18,7 @@ from quire.cli.prompt_texts import (
     piped_text,
     read_texts,
     template_variables,
+    utf8,
 )
 from quire.cli.sampling import (
     add_sampling_options,
@@ -173,7 +174,7 @@ def read_words(args: Namespace) -> None:
         raise ConfigError(f"{args.model[:64]!r} is not a model; {several}")
     is_alone = "model" in given and not given.keys() & {"text", "prompt", "file"}
     if is_alone and not could_be_model(args.model):
-        args.text = given.pop("model")
+        args.text = utf8("text")(given.pop("model"))
         shown = "standard input" if args.text == "-" else repr(args.text[:64])
         print(f"note: {shown} is the prompt, for {BUNDLED_MODEL}", file=sys.stderr)
 

@@ -53,11 +53,9 @@ class CommandParser(argparse.ArgumentParser):
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse all of argv; other engines' options are translated. Raises ConfigError."""
         flags = self._option_string_actions
-        if any("." in word for word in argv):  # most command lines have none
-            from quire.cli.dotted_options import with_joined_members
-
-            argv = with_joined_members(argv, human_int)
+        argv = self._joined(argv)
         own, notices = own_argv(argv, flags, takes_model=self._takes_model)
+        own = self._joined(own)  # defaults of requests are such members
         if "--served-model-name" in own or "--api-key" in own:
             from quire.cli.joined_values import with_joined_values
 
@@ -73,6 +71,14 @@ class CommandParser(argparse.ArgumentParser):
         for notice in notices:
             print(f"note: {notice}", file=sys.stderr)
         return args
+
+    @staticmethod
+    def _joined(argv: Sequence[str]) -> list[str]:
+        if not any("." in word for word in argv):  # most command lines have none
+            return list(argv)
+        from quire.cli.dotted_options import with_joined_members
+
+        return with_joined_members(argv, human_int)
 
     @property
     def _takes_model(self) -> bool:

@@ -62,7 +62,7 @@ def read_texts(args: argparse.Namespace) -> None:
     """
     given = vars(args)
     for name in sorted(_TEXTS & given.keys()):
-        given[name] = _each(_utf8(name), given[name])
+        given[name] = _each(utf8(name), given[name])
         if name not in _ESCAPED:
             continue
         if given.get("escape"):
@@ -75,7 +75,7 @@ def _each(read: Callable[[str], str], value: str | list[str]) -> str | list[str]
     return [read(text) for text in value] if isinstance(value, list) else read(value)
 
 
-def _utf8(name: str) -> Callable[[str], str]:
+def utf8(name: str) -> Callable[[str], str]:
     """Reads bytes that Python has escaped, as they are not text in the locale's encoding."""
 
     def read(text: str) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import yaml
 
 _LARGEST_FILE = 1 << 16  # bytes
+_KEYS = ("api_key", "admin_api_key", "api_key_file")  # without which a server is open to all
 _ONLY_TYPED = ("config", "dry_run", "gpu_memory_gib", "json")  # of a run, not of a server
 # names of options in messages, not in what messages quote; of one word where a message begins
 _NAME = re.compile(
@@ -132,6 +133,8 @@ class YamlFile:
             return {name: node}
         spellings = self._written[name]
         name, value = _as_switch(name, _value(known.get(name), node), known)
+        if value is None and name in _KEYS:  # as a template without its value leaves it
+            raise ConfigError(f"{name} has an empty key; set a key, or leave it out")
         own, notices = own_options({name: value}, known, OPTION_SCOPES)
         self.notices += notices
         for own_name, item in own.items():
@@ -194,11 +197,11 @@ def _value(option: Option | None, node: yaml.Node) -> Any:
     """The value of a node; that of an option of text is the text as it is written."""
     import yaml
 
-    from quire.cli.bounded_yaml import UnusualYamlError, plain
+    from quire.cli.bounded_yaml import UnusualYamlError, plain, text_of
 
     is_one = isinstance(node, yaml.ScalarNode)
     if is_one and option is not None and option.kind is str:
-        return None if node.tag.endswith(":null") else str(node.value)
+        return text_of(node)
     try:
         return plain(node)
     except UnusualYamlError:

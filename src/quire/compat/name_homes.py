@@ -40,7 +40,7 @@ DEFAULTS = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "r
 DEFAULTS |= {"max_tokens": "max_new_tokens"}
 
 
-_GENERATION_CONFIG = "--override-generation-config"
+GENERATION_CONFIG = "--override-generation-config"
 
 
 def own_name(name: str) -> str:
@@ -108,14 +108,14 @@ def command_home(flag: str, name: str, flags: Container[str], value: object = No
     """
     own = flag_of(name)
     shown = flag if flag == own else f"{flag} ({own})"
-    if name in SAMPLING_PARAMS and _GENERATION_CONFIG not in flags:
+    if name in SAMPLING_PARAMS and GENERATION_CONFIG not in flags:
         return f"{shown} is a sampling param, which this command does not take; leave it out"
     if name in DEFAULTS:
         example = "..." if value is None or value is True else value
         key = DEFAULTS[name]
         return (
             f"{shown} is set by each request; for those that leave it out use "
-            f"{_GENERATION_CONFIG} '{{\"{key}\": {example}}}'"
+            f"{GENERATION_CONFIG} '{{\"{key}\": {example}}}'"
         )
     if name in SAMPLING_PARAMS and "--temperature" in flags:  # as of generate and chat
         return f"{shown} is not an option here; use SamplingParams({name}=...) of LLM in Python"

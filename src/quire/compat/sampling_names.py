@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.compat import phrases as say
-from quire.compat.foreign_name import ForeignName, alias, always, no_effect, of_switch, only
+from quire.compat.foreign_name import ANY, ForeignName, alias, always, no_effect, of_switch, only
 from quire.compat.sampler_stages import LETTERS, STAGES, are_in_order
 
 _V, _L, _O, _LO, _T = "vLLM", "llama.cpp", "Ollama", "llama.cpp, Ollama", "transformers"
@@ -57,6 +57,7 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     only("skip_reading_prefix_cache", _V, (False,), "equal prefixes are shared",
          "use cache_salt, or enable_prefix_caching=False"),
     no_effect("repeat_last_n", _LO, _REACH, neutral=(-1,)),
+    no_effect("penalty_last_n", "Tabby", say.PENALTIES, neutral=ANY),
     no_effect("penalize_newline", _O, say.PENALTIES, neutral=(True,)),
     no_effect("penalize_nl", _L, say.PENALTIES, neutral=(True,)),
     only("mirostat", _LO, (0,), _MIROSTAT, say.USE_CUTS),

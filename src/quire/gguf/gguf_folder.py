@@ -26,7 +26,13 @@ from quire.gguf.gguf_tokenizer import UnreadTokenizerError, tokenizer_files
 from quire.gguf.vocabulary_list import VocabularyList
 from quire.last_use import NO_HOME, last_use, mark_used, user_cache
 from quire.locked_folder import make_locked_folder, remove_left_folders
-from quire.model_folder import GGUF_LINK, NO_TOKENIZER, check_regular, write_whole
+from quire.model_folder import (
+    GGUF_LINK,
+    NO_TOKENIZER,
+    check_regular,
+    unreadable,
+    write_whole,
+)
 from quire.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -41,7 +47,7 @@ _temporary: dict[Path, Path] = {}
 def gguf_folder(file: Path) -> Path:
     """The folder of a GGUF file, made if need be. Raises CheckpointError."""
     folder = _cache(file) / _name(file)
-    if (folder / GGUF_LINK).exists():
+    if os.path.exists(folder / GGUF_LINK):  # False also in a cache that another user owns
         with suppress(OSError):  # of another user, or on a disk that is read only
             mark_used(folder, folder.parent.iterdir())
         return folder
@@ -84,8 +90,7 @@ def _name(file: Path) -> str:
         check_regular(file)
         status = file.stat()
     except OSError as error:
-        text = f"{file} cannot be read ({error.strerror}); check its permissions"
-        raise CheckpointError(text) from error
+        raise unreadable(file, error) from error
     key = (__version__, _LAYOUT, str(file.resolve()), status.st_size, status.st_mtime_ns)
     return hashlib.sha256(repr(key).encode()).hexdigest()[:32]
 

@@ -16,7 +16,7 @@ from quire.errors import CheckpointError
 from quire.gguf.block_types import BLOCK_TYPES, OTHER_TYPES, BlockType
 from quire.gguf.header_reader import DamagedHeaderError, HeaderReader, Value
 from quire.gguf.metadata import Metadata
-from quire.model_folder import check_regular
+from quire.model_folder import check_regular, unreadable
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -61,9 +61,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _parse(path, HeaderReader(data, size))
     except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error.strerror}); check that it is there"
-        ) from error
+        raise unreadable(path, error) from error
     except DamagedHeaderError as error:
         raise CheckpointError(
             f"{path} is damaged at byte {error.at}: {error}; download the file again"

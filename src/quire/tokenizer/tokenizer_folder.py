@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import CheckpointError, is_failure
-from quire.model_folder import NO_TOKENIZER, named_file, read_json, read_text
+from quire.model_folder import NO_TOKENIZER, named_file, read_json, read_text, unreadable
 from quire.tokenizer.pattern_check import slow_pattern
 from quire.tokenizer.text_growth import MAX_GROWTH, growing_part
 
@@ -54,7 +54,10 @@ def read_backend(folder: Path) -> tokenizers.Tokenizer:
 
     path = check_folder(folder) / "tokenizer.json"
     try:
+        path.open("rb").close()  # of what it cannot open the library says that it is damaged
         backend = tokenizers.Tokenizer.from_file(str(path))
+    except OSError as error:
+        raise unreadable(named_file(path), error) from error
     except BaseException as error:  # the library raises the bare class, or panics
         if not is_failure(error):
             raise

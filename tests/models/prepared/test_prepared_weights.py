@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -43,7 +44,7 @@ from quire.models.prepared.prepared_files import (
     prepared_file,
     step_bytes,
 )
-from quire.models.prepared.prepared_reader import Formats
+from quire.models.prepared.prepared_reader import Formats, open_prepared
 from quire.models.prepared.prepared_weights import PreparedWeights, _ProcessEnd, prepared_weights
 from quire.models.prepared.safetensors_writer import write_tensors
 from quire.models.prepared.unfinished_file import unfinished_file
@@ -243,6 +244,38 @@ def test_a_folder_that_cannot_be_written_costs_no_more_than_a_warning(
     (tmp_path / "file").write_text("")
     load(tmp_path / "file" / "folder")
     assert "prepared weights cannot be stored" in caplog.text
+
+
+def test_a_folder_of_another_user_is_without_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `sudo quire serve`: nothing in it may be looked at, which root always may."""
+    look_at = os.stat
+
+    def denied(path: Any, *rest: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(f"{tmp_path}/"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return look_at(path, *rest, **options)
+
+    monkeypatch.setattr(os, "stat", denied)
+    load(tmp_path / "theirs")
+
+
+def test_a_file_that_may_not_be_read_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(tmp_path)
+    (file,) = tmp_path.iterdir()
+    inode = file.stat().st_ino
+
+    def denied(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", denied)
+    assert open_prepared(file) is None
+    (line,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert line == f"{file} cannot be used (Permission denied)"
+    assert file.stat().st_ino == inode
 
 
 def test_the_oldest_leave(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def ask(name: str, path: str = "/v1/models", **options: Any) -> Reply:
 
 OWN = [
     *("localhost", "localhost:8000", "LOCALHOST:8000", "127.0.0.1:8000", "[::1]:8000", "[::1]"),
+    *("host.docker.internal:8000", "host.containers.internal"),
     *("10.1.2.3:8000", "8.8.8.8", "app.localhost:3000", "localhost.", "quire:8000", "localhost:"),
     socket.gethostname(),
 ]
@@ -66,7 +67,7 @@ def test_a_balancer_may_ask_for_health_by_any_name() -> None:
     assert ask("gpu01.corp.example.com", "/health").status == 200
 
 
-@pytest.mark.parametrize("name", ["node.local", "quire.default.svc.cluster.local", "a.internal"])
+@pytest.mark.parametrize("name", ["node.local", "quire.default.svc.cluster.local", "a.home.arpa"])
 def test_names_of_private_networks_are_served_where_such_networks_reach(name: str) -> None:
     assert ask(name).status == 403
     assert ask(name, host="0.0.0.0").status == 200

@@ -45,6 +45,12 @@ def test_a_path_that_nearly_exists_names_the_right_one(
     assert call(app, near, method="GET").status != 404
 
 
+@pytest.mark.parametrize("path", ["/livez", "/healthz", "/health_generate"])
+def test_a_probe_is_not_sent_to_the_live_view(app: Starlette, path: str) -> None:
+    """/live is the state of an engine, and 200 whatever it is."""
+    assert call(app, path).json()["error"]["message"].endswith("use /health")
+
+
 @pytest.mark.parametrize("path", sorted(UNVERSIONED))
 def test_a_path_without_its_version_is_the_same(app: Starlette, path: str) -> None:
     body = {"messages": [{"role": "user", "content": "a"}]} if "chat" in path else {"input": "a"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from asgi_client import call
 from fake_engine import FakeEngine
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -129,6 +131,31 @@ def test_openmetrics_is_spoken_to_those_who_ask(app: Starlette) -> None:
     # a counter's name ends with _total
     assert b"# TYPE llamacpp:n_tokens_max gauge\n" in reply.body
     assert reply.body.endswith(b"# EOF\n")
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3",
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,*/*;q=0.2",
+        "application/openmetrics-text;version=1.0.0;escaping=underscores;q=0.6",
+        "application/openmetrics-text",
+        "text/plain;version=1.0.0;escaping=underscores",
+    ],
+)
+def test_names_keep_their_colons_in_each_format(app: Starlette, accept: str) -> None:
+    """As Prometheus 2 and 3 ask, whose dashboards look for `vllm:...`."""
+    _, plain, asked = (  # the first one counts a request
+        call(app, "/metrics", headers={"accept": each}).body.decode()
+        for each in ("*/*", "*/*", accept)
+    )
+    names, expected = (
+        {re.split("[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
+        for text in (asked, plain)
+    )
+    assert names == expected
+    if asked.endswith("# EOF\n"):
+        assert list(openmetrics.text_string_to_metric_families(asked))
 
 
 def test_processes_add_up_and_dead_ones_stay(tmp_path: Path) -> None:

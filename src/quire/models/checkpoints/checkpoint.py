@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from quire.config_file import ConfigFile
 from quire.dtypes import MODEL_DTYPES, SAFETENSORS
 from quire.errors import CheckpointError
-from quire.model_folder import GGUF_LINK, named_path
+from quire.model_folder import GGUF_LINK, named_path, unreadable
 from quire.models.checkpoints.safetensors_header import TensorEntry, read_header
 
 if TYPE_CHECKING:
@@ -88,9 +88,7 @@ class Checkpoint:
             try:
                 mapped = MappedFile(file)
             except OSError as error:
-                raise CheckpointError(
-                    f"{file} cannot be read ({error.strerror}); check that it is there"
-                ) from error
+                raise unreadable(file, error) from error
             for entry in here:
                 yield entry, mapped.tensor(entry)
                 mapped.forget(entry)

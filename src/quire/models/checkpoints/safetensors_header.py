@@ -16,7 +16,7 @@ import msgspec
 
 from quire.dtypes import SAFETENSORS
 from quire.errors import CheckpointError
-from quire.model_folder import check_regular
+from quire.model_folder import check_regular, unreadable
 
 STEP_BYTES = "product_bytes"  # in the metadata of prepared files: bytes that each step reads
 
@@ -67,9 +67,7 @@ def read_header(path: Path) -> list[TensorEntry]:
         if header.count(_TENSOR) > _MOST_TENSORS:
             raise _damaged(path, 8, f"the header has more than {_MOST_TENSORS:,} tensors")
     except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error.strerror}); check that it is there"
-        ) from error
+        raise unreadable(path, error) from error
     start = 8 + length
     entries = [_entry(path, header, start, *item) for item in _parse(path, header)]
     entries.sort(key=lambda entry: (entry.offset, entry.num_bytes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -48,15 +49,16 @@ class StoredArrays(msgspec.Struct, frozen=True):
 
 def open_prepared(file: Path) -> PreparedFile | None:
     """The file, which has been used then; None if there is none that can be."""
-    if not file.exists():
+    if not os.path.exists(file):  # nor where another user's folder hides it
         return None
     try:
         found = PreparedFile(file)
-    except (CheckpointError, LookupError, ValueError) as error:
-        discard(file, error)
-        return None
-    except OSError as error:
-        logger.warning("%s cannot be used (%s)", file, error.strerror)
+    except (CheckpointError, OSError, LookupError, ValueError) as error:
+        of_system = error.__cause__ if isinstance(error, CheckpointError) else error
+        if isinstance(of_system, OSError):  # another user's, or on a disk that does not answer
+            logger.warning("%s cannot be used (%s)", file, of_system.strerror)
+        else:
+            discard(file, error)
         return None
     note_use(file)
     try_start(partial(_check_later, file), "quire-check")

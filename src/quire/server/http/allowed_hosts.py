@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 ANY = "*"
 LOOKUP_SECONDS = 10.0  # that the log line about the names waits for this machine's full name
 MAX_REMEMBERED = 1024
-_LOCAL = (".localhost",)
-_PRIVATE = (".local", ".internal", ".home.arpa")
+_LOCAL = (".localhost", ".internal")  # host.docker.internal: this machine's name in its containers
+_PRIVATE = (".local", ".home.arpa")
 _NAME = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9._-]*[a-z0-9_])?\.?|\[[0-9a-f:.]+\]")
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]{1,64}\]|[a-z0-9._-]{1,255})(:\d{0,5})?")
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+import re
 import socket
 import stat
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from quire.errors import ConfigError
 
+_BRACKETS = re.compile(r"\A\[(.*:.*)\]\Z")
 BACKLOG = 2048  # connections that wait to be accepted
 PROBE_SECONDS = 1.0  # that a server has to answer, to be asked whether it is there
 MAX_PATH_BYTES = 103 if sys.platform == "darwin" else 107  # of a Unix socket
@@ -62,8 +65,9 @@ def bind_api(host: str, port: int, uds: str | None) -> Iterator[list[socket.sock
 
 
 def addresses(host: str) -> list[str]:
-    """The addresses of a setting, which commas separate; "" is any address."""
-    return [name for part in host.split(",") if (name := part.strip())] or [host]
+    """The addresses of a setting, which commas separate and URLs put in brackets."""
+    found = [_BRACKETS.sub(r"\1", part.strip()) for part in host.split(",")]
+    return [name for name in found if name] or [host]
 
 
 def base_url(sock: socket.socket) -> str:
@@ -177,6 +181,14 @@ def _is_answered(path: str) -> bool:
 
 
 def _not_ours(host: str) -> str:
+    try:
+        url = urlsplit(host if "://" in host else f"//{host}")
+        name, port = url.hostname, url.port
+    except ValueError:  # no brackets, or no port, as URLs have them
+        name = port = None
+    if name is not None and name != host.lower():
+        fix = f"--host {name}" + f" --port {port}" * (port is not None)
+        return f"host {host!r} is more than an address; use {fix}"
     return f"host {host!r} is not an address of this machine; use 127.0.0.1 or 0.0.0.0"
 
 

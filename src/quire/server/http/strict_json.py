@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from quire.errors import InvalidRequestError
-from quire.options import nearest_name
+from quire.options import nearest_name, snake_case
 from quire.server.http.wrong_value import wrong_value
 
 T = TypeVar("T")
@@ -223,7 +223,9 @@ def _advice(name: str, known: Collection[str], path: str, beside: Collection[str
 
     if name in beside:
         return f"send it beside {path.removesuffix('.')}"
-    if (beside or not path) and (home := field_home(name, {*known, *beside})):
+    spelled = snake_case(name)
+    is_moved = (beside or not path) and spelled not in known
+    if is_moved and (home := field_home(spelled, {*known, *beside})):
         return home
     near = nearest_name(name, known)
     return f"did you mean {near!r}?" if near else "remove it"

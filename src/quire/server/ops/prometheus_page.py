@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -16,6 +17,7 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics.exposition import ALLOWUTF8, UNDERSCORES
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from quire.core.histogram import Histogram
@@ -107,10 +109,22 @@ def expose(
 
 
 def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    """The encoder and the content type that an Accept header asks for.
+
+    Where only names that are not legal are to be escaped, none is: all names are legal here, and
+    the library's OpenMetrics would replace their colons, too, for Prometheus 2 and others.
+    """
     try:
-        return choose_encoder(accept)
+        encode, media_type = choose_encoder(accept)
     except (TypeError, ValueError):  # the library expects a version to be numbers
-        return choose_encoder("")
+        encode, media_type = choose_encoder("")
+    if "escaping=" in media_type and not media_type.endswith(UNDERSCORES):
+        return encode, media_type
+    return _without_escapes(encode), media_type
+
+
+def _without_escapes(encode: Callable[..., bytes]) -> Callable[[CollectorRegistry], bytes]:
+    return partial(encode, escaping=ALLOWUTF8)
 
 
 def _as_llama_cpp(page: bytes) -> bytes:

@@ -8,17 +8,13 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from quire.errors import invalid_value
-from quire.server.api.common.tool_definitions import MAX_TOOLS
+from quire.server.api.common.tool_definitions import CACHE_CONTROL, MAX_TOOLS
 from quire.server.http.field_bounds import FunctionKind, ShortText, TextKind, one_of
 from quire.server.http.strict_json import Strict
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 Role = Annotated[str, one_of(*ROLES)]
-
-# Anthropic's mark of a prefix to be cached, as every prefix is; agents send it in chats, too
-_CACHED = {"type": "ephemeral"}
-_CACHE_CONTROL = (None, _CACHED, *({**_CACHED, "ttl": time} for time in ("5m", "1h")))
 
 # the rules of check_message as JSON Schema
 _OTHERS = {
@@ -54,7 +50,7 @@ class TextPart(Strict):
     prompt_cache_breakpoint: without effect, as every prefix is cached.
     """
 
-    neutral: ClassVar = {"cache_control": _CACHE_CONTROL}
+    neutral: ClassVar = {"cache_control": CACHE_CONTROL}
     type: TextKind
     text: str
     prompt_cache_breakpoint: dict[str, Any] | None = None
@@ -70,6 +66,7 @@ class CalledFunction(Strict):
 class ToolCall(Strict, kw_only=True):
     """A call that the assistant made earlier."""
 
+    neutral: ClassVar = {"index": range(MAX_TOOLS)}  # of the call's parts in a stream
     id: ShortText
     type: FunctionKind = "function"
     function: CalledFunction
@@ -93,8 +90,9 @@ class Message(Strict):
         "audio": (None,),
         "function_call": (None,),
         "refusal": (None, ""),
-        "cache_control": _CACHE_CONTROL,
+        "cache_control": CACHE_CONTROL,
         "prefix": (None, False),
+        "type": (None, "text"),
         "reasoning_details": (None, []),
     }
     variants = MESSAGE_VARIANTS

@@ -6,7 +6,7 @@ A tool's JSON schema is bounded because the chat template and the grammar compil
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -18,6 +18,10 @@ MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 256 << 10  # of all tools together, as compact JSON
 MAX_SCHEMA_DEPTH = 32  # of nested lists and objects
 
+# Anthropic's mark of a prefix to be cached, as every prefix is; agents send it in chats, too
+_CACHED = {"type": "ephemeral"}
+CACHE_CONTROL = (None, _CACHED, *({**_CACHED, "ttl": time} for time in ("5m", "1h")))
+
 FunctionName = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
 AllowedMode = Literal["auto", "required"]
 ALL_ARE_SHOWN = "defer_loading of tools has no effect: the model sees all of them"
@@ -27,6 +31,7 @@ NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 class Function(Strict):
     """A tool's name, description and parameters (a JSON schema of an object)."""
 
+    neutral: ClassVar = {"cache_control": CACHE_CONTROL}
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -36,6 +41,7 @@ class Function(Strict):
 class Tool(Strict):
     """A tool that the model may call; "function" is the only type."""
 
+    neutral: ClassVar = {"cache_control": CACHE_CONTROL}
     type: FunctionKind
     function: Function
 
