@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 
 import pytest
@@ -100,3 +102,14 @@ def test_after_an_interrupt_nobody_waits_for_what_it_has_interrupted(
     before.join(10.0)
     assert not before.is_alive()
     assert not called  # its state may have gone
+
+
+def test_without_a_thread_the_caller_does_the_work(
+    no_thread_left: Callable[[], AbstractContextManager[None]],
+) -> None:
+    """An engine with a limit of threads answers structured outputs, too."""
+    masks, called = MaskThread(), list[int]()
+    with no_thread_left():
+        assert None not in masks.run([partial(called.append, 1), partial(called.append, 2)], 1.0)
+    masks.run([partial(called.append, 3)], 1.0)
+    assert called == [1, 2, 3]

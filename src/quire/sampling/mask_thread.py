@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
@@ -44,7 +45,11 @@ class MaskThread:
         """Run functions until the first that is given up."""
         if (thread := self._thread) is None:
             thread = _Thread()
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # the system has none left: nothing is given up then
+                part.call(time.thread_time)
+                return
             weakref.finalize(self, thread.parts.put, None)
         self._thread = None  # in case that it is left behind
         try:
