@@ -14,10 +14,10 @@ import os
 import shutil
 import sys
 import tempfile
-from pathlib import Path
 
 import faster_interpreter
 import pytest
+from gpu_marks import capability_here, missing_gpu
 from hypothesis import HealthCheck, settings
 from prepared_files import wait_for_prepared_files
 
@@ -45,15 +45,7 @@ LONG = [
 ]
 
 
-def _has_gpu() -> bool:
-    if not Path("/dev/nvidiactl").exists():
-        return False  # without an import of torch, which many tests do without
-    import torch
-
-    return torch.cuda.is_available()
-
-
-if not _has_gpu():
+if capability_here() == (0, 0):
     os.environ["TRITON_INTERPRET"] = "1"
 
 
@@ -74,6 +66,9 @@ def _no_writer_of_an_earlier_test() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     index = {name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: index.get(item.path.name, len(LONG)))
+    for item in items:
+        if kind := missing_gpu(item.iter_markers("gpu"), capability_here()):
+            item.add_marker(pytest.mark.skip(reason=f"needs a {kind} GPU"))
 
 
 def pytest_collection_finish() -> None:
