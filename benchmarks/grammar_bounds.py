@@ -1,6 +1,6 @@
 """CPU seconds and memory that the costliest grammars within the bounds take to compile.
 
-    python benchmarks/grammar_bounds.py [--no-save]
+    python benchmarks/grammar_bounds.py [--save]
 
 Each is as large as its bound allows, and is compiled in a process of its own, which is given
 up after a minute. The first tokens of its answer are computed, too, as a check of the grammar does.
@@ -8,7 +8,6 @@ up after a minute. The first tokens of its answer are computed, too, as a check 
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import resource
@@ -151,17 +150,15 @@ def row(kind: str, name: str, fields: Fields) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--no-save", action="store_true", help="leave results/ as it is")
-    options = parser.parse_args()
+    parser = record.parser(__doc__, "grammar_bounds")
+    args = parser.parse_args()
     kinds = {"regex": regexes, "json": schemas, "grammar": grammars}
     rows = []
     for kind, cases in kinds.items():
         for name, fields in cases():
             rows.append(row(kind, name, fields))
             print(json.dumps(rows[-1]), flush=True)
-    if not options.no_save:
-        record.save("grammar_bounds", {"rows": rows})
+    record.save(args.name, {"rows": rows}, args.out)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ engine in INT8 starts for the first time. Comprehensions are no hops.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -79,10 +78,9 @@ def measure(root: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = record.parser(__doc__, "request_hops")
     parser.add_argument("--before", metavar="FOLDER")
     parser.add_argument("--root", default=str(Path(__file__).parents[1]), help="the checkout")
-    parser.add_argument("--save", action="store_true", help="write results/request_hops.json")
     args = parser.parse_args()
     result = {"after": measure(args.root)}
     if args.before:
@@ -90,5 +88,4 @@ if __name__ == "__main__":
         other = subprocess.run(command, capture_output=True, text=True, check=True)
         result["before"] = json.loads(other.stdout)["after"]
     print(json.dumps(result))
-    if args.save:
-        record.save("request_hops", result)
+    record.save(args.name, result, args.out)
