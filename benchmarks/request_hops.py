@@ -1,5 +1,7 @@
 """Counts the hops of a chat request and of a weight: functions and files of Quire that run for it.
 
+    python benchmarks/request_hops.py [--before OLD] [--save]
+
 A request passes the server, with the tests' scripted engine, and an engine, by LLM.chat; each has
 answered one before. A weight passes what takes or returns an array of at least MIN_NUMBERS while an
 engine in INT8 starts for the first time. Comprehensions are no hops.

@@ -1,5 +1,7 @@
 """Instructions of the API process for a chat request, counted by valgrind: no clock, little noise.
 
+    python benchmarks/server_instructions.py [--before OLD] [--save]
+
 Keeps `quire serve --load-format null` busy as server_overhead.py does, with the API process under
 callgrind, which a sitecustomize module puts it under as it starts. Its counter is read after each
 round. What is left of noise is how many requests meet in a turn of the event loop.

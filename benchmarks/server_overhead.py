@@ -1,5 +1,7 @@
 """Cost of the server around a model: HTTP, tokens, the hop to the engine, scheduling, SSE.
 
+    python benchmarks/server_overhead.py --profile 15 [--save]
+
 Keeps `quire serve --load-format null` busy over kept-alive connections from another process, and in
 turns with it the bare stacks of bare_stacks.py, with the same client. The measure is work done per
 second of processor time that the API process, or the engine, has used: the wall clock would tell
