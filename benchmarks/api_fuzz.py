@@ -1,7 +1,7 @@
 """schemathesis over /openapi.json of a running server, with valid and with wrong data.
 
-python benchmarks/api_fuzz.py                  # 1,000 examples for each operation, and saves them
-python benchmarks/api_fuzz.py --examples 20 --seed 3 --no-save
+python benchmarks/api_fuzz.py --save           # 1,000 examples for each operation
+python benchmarks/api_fuzz.py --examples 20 --seed 3
 
 Three servers take their turns: one without a model (`--load-format null`) whose chat template has
 tools and thoughts; the admin listener of another; and one with the bundled model. The last two get
@@ -13,12 +13,9 @@ schemathesis' own checks, is in api_fuzz_hooks.py. Needs `pip install -e '.[fuzz
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -32,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import record
+from server_process import end_server, running_server
 
 from quire.processes import die_with_parent
 
@@ -41,7 +39,7 @@ ROOT = Path(__file__).parents[1]
 HOOKS = Path(__file__).with_name("api_fuzz_hooks.py")
 TEMPLATE = ROOT / "tests" / "tokenizer" / "templates" / "qwen.jinja"
 BUNDLED = ROOT / "src" / "quire" / "bundled" / "quire-tiny"
-SERVE = ["--port", "0", "--served-model-name", "quire", "--max-model-len", "128"]
+SERVE = ["--served-model-name", "quire", "--max-model-len", "128", "--log-level", "warning"]
 
 ADMIN_KEY = "fuzz"
 HALF = "completions|tokenize"  # about half of the work
@@ -70,24 +68,13 @@ class Run:
 @contextmanager
 def server(*options: str) -> Iterator[str]:
     """A server's address; it is stopped at the end, and must then end well."""
-    command = [sys.executable, "-m", "quire", "serve", *options, *SERVE]
-    process = subprocess.Popen(
-        [*command, "--log-level", "warning"],
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=die_with_parent,
-    )
-    assert process.stdout is not None
-    ready = re.search(r"ready at (http://\S+)", process.stdout.readline())
-    if ready is None:
-        raise SystemExit("the server did not start; its messages stand above")
-    try:
-        yield ready[1]
+    with running_server(*options, *SERVE, stderr=None, preexec_fn=die_with_parent) as (
+        process,
+        url,
+    ):
+        yield url
         assert process.poll() is None, "the server has died"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-    assert process.returncode == 0, f"the server ended with status {process.returncode}"
+        end_server(process)
 
 
 def model_with_tools(folder: Path) -> Path:
@@ -202,11 +189,10 @@ def follow(name: str, shards: list[Shard], begin: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.parser(__doc__, "api_fuzz")
     parser.add_argument("--examples", type=int, default=1000, help="for each operation")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--no-save", action="store_true")
-    options = parser.parse_args()
+    args = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -218,10 +204,9 @@ def main() -> None:
             Run("quire-tiny", ("quire-tiny",), phases="examples,fuzzing"),
         ]
         for run in runs:
-            rows.append(fuzz(run, max(1, int(options.examples * run.share)), options.seed, folder))
+            rows.append(fuzz(run, max(1, int(args.examples * run.share)), args.seed, folder))
             print(json.dumps(rows[-1], indent=1), flush=True)
-            if not options.no_save:
-                record.save("api_fuzz", {"rows": rows})
+            record.save(args.name, {"rows": rows}, args.out)
     sys.exit(any(row["exit_code"] for row in rows))
 
 

@@ -15,7 +15,6 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import record
@@ -35,14 +34,13 @@ BLOCK_SIZE = 16
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.parser(__doc__, "cpu_attention")
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
     parser.add_argument("--threads", type=int, default=num_threads())
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.1, help="for a case and a way, a round")
     parser.add_argument("--most-bytes", type=int, default=1 << 29, help="of a case's cache")
     parser.add_argument("--longest", type=int, default=max(PROMPTS), help="prompt that is tried")
-    parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()
     set_num_threads(args.threads)
     torch.set_grad_enabled(False)
@@ -52,7 +50,7 @@ def main() -> None:
         sizes = [(n, batch) for n in CONTEXTS for batch in BATCHES if n * batch <= most_tokens]
         rows += [measure(model, [1] * batch, [n] * batch, args) for n, batch in sizes]
         rows += [measure(model, [n], [n], args) for n in PROMPTS if n <= args.longest]
-    print(record.save("cpu_attention", {"threads": args.threads, "rows": rows}, args.results))
+    print(record.save(args.name, {"threads": args.threads, "rows": rows}, args.out))
 
 
 def token_bytes(model: str) -> int:

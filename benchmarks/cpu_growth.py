@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import record
 from cpu_limits import WEIGHT_BYTES
 from peers.bench import SHAPE, Answer, Bench, add_options
 from peers.disturbance import busy_seconds
 from peers.install import PeerCache
 from peers.rows import Row, ours
-from record import RECORDS, RESULTS, earlier_rows, require, save
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "cpu-growth.png"
 SHORT = 128  # tokens of context of many streams
@@ -182,21 +182,20 @@ def plot(result: dict[str, Any], target: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.parser(__doc__, "cpu_growth")
     add_options(parser, steps=32)
     parser.add_argument("--rows", nargs="+", help="weight formats; default: all")
     parser.add_argument(
         "--contexts", type=int, nargs="+", default=[128, 512, 2048, 4096, 8192, 16384]
     )
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
-    parser.add_argument("--name", default="cpu_growth", help="name of the result file")
     parser.add_argument("--plot-only", action="store_true", help="draw the result file again")
     args = parser.parse_args()
-    require("matplotlib")  # better now than after an hour
+    record.require("matplotlib")  # better now than after an hour
     if not args.plot_only:
         run(args)
-    picture = PICTURE if RECORDS else RESULTS / PICTURE.name
-    plot(json.loads((RESULTS / f"{args.name}.json").read_text()), picture)
+    picture = PICTURE if args.out == record.TRACKED else args.out / PICTURE.name
+    plot(json.loads((args.out / f"{args.name}.json").read_text()), picture)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -204,13 +203,13 @@ def run(args: argparse.Namespace) -> None:
     rows = [row for row in ours() if args.rows is None or row.weights in args.rows]
     peer_cache = PeerCache(args.cache)
     bench = Bench(args, peer_cache, peer_cache.models(rows, SHAPE))
-    found = earlier_rows(RESULTS / f"{args.name}.json")
+    found = record.earlier_rows(args.out / f"{args.name}.json")
     measured: dict[str, Answer] = {row["weights"]: row for row in found}
     for row in rows:
         measured[row.weights] = measure(bench, row, args)
         print(measured[row.weights], flush=True)
         known = [measured[each.weights] for each in ours() if each.weights in measured]
-        save(args.name, {"shape": SHAPE.name, "rows": known})
+        record.save(args.name, {"shape": SHAPE.name, "rows": known}, args.out)
 
 
 if __name__ == "__main__":

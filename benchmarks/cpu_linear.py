@@ -23,10 +23,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import record
 import torch
 import torch.nn.functional as F
 from cpu_limits import BEST_OF, WEIGHT_BYTES, operation_rates, read_bandwidth
-from record import save
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -187,14 +187,13 @@ def _times(made: dict[str, Kernel], x: Tensor, seconds: float) -> dict[str, floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.parser(__doc__, "cpu_linear")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rows", default="1,4,8,16,64,512")
     parser.add_argument("--layers", default=",".join(SHAPES))
     parser.add_argument("--weights", default="bfloat16,int8,int4,float32")
     parser.add_argument("--seconds", type=float, default=0.1, help="for each kernel of a layer")
     parser.add_argument("--without", nargs="*", default=[], help="kernels that are left out")
-    parser.add_argument("--name", default="cpu_linear", help="name of the result file")
     args = parser.parse_args()
     if unknown := {*args.layers.split(",")} - {*SHAPES}:
         parser.error(f"--layers: {unknown.pop()!r} is none of {', '.join(SHAPES)}")
@@ -207,7 +206,7 @@ def main() -> None:
             results += measure(name, fmt, limits, args)
             print(fmt, name, file=sys.stderr, flush=True)
     limits["read_gb_per_s_at_the_end"] = round(read_bandwidth(), 1)
-    save(args.name, {"threads": args.threads, "limits": limits, "rows": results})
+    record.save(args.name, {"threads": args.threads, "limits": limits, "rows": results}, args.out)
     show(results)
 
 

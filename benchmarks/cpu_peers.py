@@ -31,11 +31,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import record
 from peers.bench import SHAPE, STREAMS, Answer, Bench, WorkerError, add_options
 from peers.disturbance import is_disturbed
 from peers.install import PeerCache
 from peers.rows import Row, all_rows
-from record import RESULTS, save
 
 TRIES = 3  # measurements for each one that is wanted, before a row is given up
 DUE = 3  # exit status
@@ -45,7 +45,7 @@ Key = tuple[int, str, str]  # context, engine, weights
 
 def run(bench: Bench, rows: list[Row], args: argparse.Namespace) -> bool:
     """Measure until nothing is due, or up to the wanted number; returns whether more is due."""
-    measurements = _earlier(args.name) if args.resume else []
+    measurements = _earlier(args) if args.resume else []
     plan = {(c, row.engine, row.weights): row for row in rows for c in args.contexts}
     most = len(measurements) + args.measurements if args.measurements else None
     while (key := next_due(measurements, list(plan), args.rounds)) and len(measurements) != most:
@@ -60,10 +60,9 @@ def run(bench: Bench, rows: list[Row], args: argparse.Namespace) -> bool:
         print(found, flush=True)
         measurements.append(found)
         settings = {"shape": SHAPE.name, "threads": args.threads}
-        save(args.name, result_of(measurements) | settings)
-        save(
-            f"{args.name}_measurements", {"measurements": measurements}
-        )  # for --resume; not under version control
+        record.save(args.name, result_of(measurements) | settings, args.out)
+        stored = {"measurements": measurements}  # for --resume; not under version control
+        record.save(f"{args.name}_measurements", stored, args.out)
     return key is not None
 
 
@@ -88,9 +87,9 @@ def _counted(measurements: list[Answer]) -> Counter[Key]:
     return Counter(key_of(v) for v in measurements if "error" not in v and not v.get("disturbed"))
 
 
-def _earlier(name: str) -> list[Answer]:
+def _earlier(args: argparse.Namespace) -> list[Answer]:
     """Measurements of earlier runs; none where there is no file."""
-    path = RESULTS / f"{name}_measurements.json"
+    path = args.out / f"{args.name}_measurements.json"
     found: list[Answer] = json.loads(path.read_text())["measurements"] if path.is_file() else []
     return found
 
@@ -149,7 +148,7 @@ def chosen(patterns: list[str] | None) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.parser(__doc__, "cpu_peers")
     add_options(parser, steps=128)
     parser.add_argument(
         "--here", nargs="*", default=[], help="engines that this interpreter has already"
@@ -169,7 +168,6 @@ def main() -> None:
         help="go on after the measurements that the result file has",
     )
     parser.add_argument("--measurements", type=int, help="the most in this call; default: all")
-    parser.add_argument("--name", default="cpu_peers", help="name of the result file")
     args = parser.parse_args()
     rows = chosen(args.rows)
     peer_cache = PeerCache(args.cache, args.here, args.wheels)

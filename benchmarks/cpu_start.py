@@ -24,9 +24,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import record
 from peers.install import BENCHMARKS, PeerCache
 from peers.rows import Row
-from record import installed, save
 
 SHAPE = BENCHMARKS / "shapes" / "llama-3.2-1b"
 FORMATS: dict[str, dict[str, Any]] = {
@@ -48,7 +48,7 @@ def start(fmt: str, model: Path, folder: Path, args: argparse.Namespace) -> Answ
     done = subprocess.run(
         [*python, "-m", "peers.start", json.dumps(settings)],
         cwd=BENCHMARKS,
-        env=installed(OMP_NUM_THREADS=str(args.threads), HF_HUB_OFFLINE="1"),
+        env=record.installed(OMP_NUM_THREADS=str(args.threads), HF_HUB_OFFLINE="1"),
         capture_output=True,
         text=True,
     )
@@ -67,7 +67,7 @@ def generate(fmt: str, model: Path, folder: Path, args: argparse.Namespace) -> A
     flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in given.items()]
     command = [sys.executable, "-m", "quire", "generate", str(model), *chain(*flags)]
     begin = time.monotonic()
-    process = subprocess.Popen(command, env=installed(), stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, env=record.installed(), stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     if status:
         sys.exit(f"{' '.join(command)}: {status}")
@@ -96,13 +96,12 @@ def medians(starts: list[Answer]) -> Answer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.parser(__doc__, "cpu_start")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "quire-bench")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS)
     parser.add_argument("--rounds", type=int, default=3, help="warm starts of each formatat")
     parser.add_argument("--profile", action="store_true", help="what Python imports")
-    parser.add_argument("--name", default="cpu_start", help="name of the result file")
     args = parser.parse_args()
     models = PeerCache(args.cache).models([Row("quire", "bfloat16", "checkpoint")], SHAPE)
     rows = []
@@ -115,7 +114,7 @@ def main() -> None:
             found = [generate(fmt, models / "checkpoint", Path(name), args) for _ in range(count)]
             rows.append({"weights": fmt, "start": "quire generate"} | medians(found))
             print(rows[-1], flush=True)
-    save(args.name, {"threads": args.threads, "rows": rows})
+    record.save(args.name, {"threads": args.threads, "rows": rows}, args.out)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ outcomes of an earlier run, which it left there, by the reasons of now.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -49,14 +48,13 @@ KINDS = (
 
 def main() -> None:
     """Run the suites and write results/endpoint_suites.json."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = record.parser(__doc__, "endpoint_suites")
     parser.add_argument("--source", type=Path, help="vLLM's source tree")
     parser.add_argument("--llama-cpp", type=Path, help="llama.cpp's source tree")
     parser.add_argument("--only", nargs="*", default=(), help="parts of file names")
     parser.add_argument(
         "--rows", type=Path, help=f"outcomes of a run, as JSON lines; a run's default: {ROWS}"
     )
-    parser.add_argument("--results", type=Path, default=record.RESULTS, help="where they are saved")
     args = parser.parse_args()
     suites = [(args.source, run_vllm), (args.llama_cpp, run_llama_cpp)]
     runs = [(source, run) for source, run in suites if source]
@@ -71,7 +69,7 @@ def main() -> None:
     files.sort(key=lambda row: str(row["file"]))
     if not args.only:
         measured = {"versions_of_tests": VERSIONS, "files": files, "failed": failed}
-        record.save("endpoint_suites", measured, args.results)
+        record.save(args.name, measured, args.out)
     show(files, failed)
 
 

@@ -1,6 +1,6 @@
 """Eight well-behaved streams while something else goes wrong: their answers and delays.
 
-    python benchmarks/faults.py [--only storm,malformed] [--save [NAME]]
+    python benchmarks/faults.py [--only storm,malformed] [--save]
 
 Each fault runs beside them on a `quire serve` of the bundled model, after a few quiet seconds.
 Their answers must be the quiet server's, byte for byte, and their tokens come in time; what the
@@ -10,7 +10,6 @@ and in float32, since a 16-bit product may change its last bits with the batch.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import multiprocessing
 import os
@@ -228,12 +227,9 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.parser(__doc__, "faults")
     known = [case.name for case in CASES]
     parser.add_argument("--only", help=f"some of {', '.join(known)}, with commas between")
-    parser.add_argument(
-        "--save", nargs="?", const="faults", metavar="NAME", help="write results/NAME.json; faults"
-    )
     args = parser.parse_args()
     names = known if args.only is None else args.only.split(",")
     if unknown := set(names) - set(known):
@@ -241,9 +237,8 @@ def main() -> None:
     rows, left_out = uvloop.run(run([case for case in CASES if case.name in names]))
     show(rows)
     print(*(f"{name} was left out: {why}" for name, why in left_out.items()), sep="\n")
-    if args.save:
-        streams = {"streams": len(PROMPTS), "tokens_per_answer": LENGTH, "load": os.getloadavg()}
-        record.save(args.save, streams | {"left_out": left_out, "rows": rows})
+    streams = {"streams": len(PROMPTS), "tokens_per_answer": LENGTH, "load": os.getloadavg()}
+    record.save(args.name, streams | {"left_out": left_out, "rows": rows}, args.out)
     if failed := [f"{row['fault']} ({verdict(row)})" for row in rows if verdict(row) != "kept"]:
         sys.exit(f"p99 aim {MAX_RATIO:g} x quiet: {', '.join(failed)}")
 

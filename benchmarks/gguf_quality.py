@@ -9,7 +9,6 @@ The first two give what the file has lost already, the last two what the convers
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -36,10 +35,9 @@ SETTINGS = ("none", "int4")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.parser(__doc__, "gguf_quality")
     parser.add_argument("--texts", type=int, default=8, help="windows of text")
     parser.add_argument("--chats", type=int, default=16, help="of each kind")
-    parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()
     set_num_threads(1)
     torch.set_grad_enabled(False)
@@ -61,7 +59,7 @@ def main() -> None:
             rows.append(row)
             print(name, {key: value["mean_kl"] for key, value in row.items() if key != "file"})
     tokens = sum(len(ids) - 1 for ids in samples)
-    print(record.save("gguf_quality", {"tokens": tokens, "rows": rows}, args.results))
+    print(record.save(args.name, {"tokens": tokens, "rows": rows}, args.out))
 
 
 def scored(folder: Path, setting: str, samples: list[list[int]]) -> list[Any]:

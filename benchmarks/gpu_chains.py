@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from gpu_linear import few, num_sms
+from gpu_linear import few
 from gpu_shapes import MODELS, SHAPES, Model
-from gpu_timing import CACHE, DEVICE, DTYPE, Budget, precompile, time_graph
+from gpu_timing import CACHE, DEVICE, DTYPE, Budget, num_sms, precompile, time_graph
 from torch import Tensor
 
 from quire.kernels import reference

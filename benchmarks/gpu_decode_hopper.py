@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 from typing import Any
 
 from gpu_attention import DECODES, KV_DTYPES, attention_inputs, decode_calls, kv_bytes
 from gpu_shapes import MODELS, Model
-from gpu_timing import REPLAYS, Budget, capture, differs, precompile, replay
+from gpu_timing import (
+    Budget,
+    capture,
+    differs,
+    precompile,
+    replay_interleaved,
+)
 
 from quire.kernels.triton.launch import attention_config
 from quire.kernels.triton.launch.attention_config import DecodeConfig, HopperDecodeConfig
@@ -71,11 +76,8 @@ def decode_hopper(budget: Budget, args: argparse.Namespace, results: list[dict[s
         num_bytes = kv_bytes(model, lens, kv_dtype)
         rounds = max(1, min(20, 400_000_000 // (len(caches) * num_bytes)))
         graphs = {config: capture(calls[config], rounds)[0] for config in configs}
-        times: dict[str, list[float]] = {config: [] for config in configs}
-        for _ in range(REPLAYS):
-            for config, graph in graphs.items():
-                times[config].append(replay(graph) / (rounds * len(caches)))
-        us = {config: statistics.median(taken) for config, taken in times.items()}
+        times = replay_interleaved(graphs)
+        us = {config: taken / (rounds * len(caches)) for config, taken in times.items()}
         shown = "  ".join(f"{config} {taken:.1f}" for config, taken in us.items())
         share = num_bytes / us[config_name(rule)] * 1e6 / args.bandwidth
         print(f"decode_hopper {name} {kv_dtype} {label:10} {share:4.0%}  {shown}", flush=True)

@@ -9,13 +9,11 @@ the shape to the library) and by the best config.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-import record
 import torch
 from gpu_timing import (
     DEVICE,
@@ -23,7 +21,10 @@ from gpu_timing import (
     Budget,
     copies_beyond_cache,
     differs,
+    gpu_parser,
+    parse_on_gpu,
     precompile,
+    save,
     time_interleaved,
 )
 from torch import Tensor
@@ -96,14 +97,10 @@ def measure(n: int, k: int, m: int, weights: Sequence[Tensor], num_sms: int) -> 
 
 def main() -> None:
     """Measure what the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = gpu_parser(__doc__, "gpu_fp8_rows")
     parser.add_argument("--rows", type=int, nargs="+", default=[64, 96, 128, 200, 256])
     parser.add_argument("--shapes", type=int, default=50)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--name", default="gpu_fp8_rows")
-    args = parser.parse_args()
-    record.require_gpu()
+    args = parse_on_gpu(parser)
     budget, num_sms = Budget(args.seconds), workspace(GPU).num_sms
     cases = list(itertools.product(shapes_of(args.shapes, num_sms), args.rows))
     compiled = {(tile_rows(m), config): (m, config)
@@ -118,8 +115,7 @@ def main() -> None:
         copies = min(copies_beyond_cache(n * k), NUMBERS // (n * k))
         weights = [*numbers[: copies * n * k].view(copies, n, k)]
         found.append(measure(n, k, m, weights, num_sms))
-    record.save(args.name, {"gpu": torch.cuda.get_device_name(), "num_sms": num_sms,
-                            "rows": found})  # fmt: skip
+    save(args, num_sms=num_sms, rows=found)
 
 
 if __name__ == "__main__":

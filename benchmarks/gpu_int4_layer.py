@@ -8,17 +8,26 @@ need not be so beside the others.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import record
 import torch
 from gpu_int4 import numbers_of, random_words, weights_of
 from gpu_shapes import SHAPES, Model
-from gpu_timing import DEVICE, Budget, brief, precompile, read_bandwidth, time_graph
+from gpu_timing import (
+    DEVICE,
+    Budget,
+    brief,
+    gpu_parser,
+    num_sms,
+    parse_on_gpu,
+    precompile,
+    read_bandwidth,
+    save,
+    time_graph,
+)
 from torch import Tensor
 
 from quire.kernels.operands import Int4Words, ResidualState, RopeWriteKV
@@ -28,7 +37,6 @@ from quire.kernels.triton.gemm.int4_config import (
     int4_config,
     int4_configs,
 )
-from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.skinny_gemm import (
     skinny_gemm,
     skinny_gemm_norm,
@@ -71,7 +79,7 @@ def make_inputs(model: Model, m: int) -> Inputs:
 def rule(model: Model, linear: str, m: int, group: int) -> Int4Config:
     """The config that the engine takes."""
     heads = model.head_dim if linear == "qkv" else 0
-    shape = m, *model.linear_shapes()[linear], group, workspace(torch.device(DEVICE, 0)).num_sms
+    shape = m, *model.linear_shapes()[linear], group, num_sms()
     found = half_heads_config(*shape, heads, zeros=False) or int4_config(*shape, head_dim=heads)
     assert found is not None  # few rows of common sizes
     return found
@@ -79,8 +87,7 @@ def rule(model: Model, linear: str, m: int, group: int) -> Int4Config:
 
 def candidates(model: Model, linear: str, m: int, group: int) -> list[Int4Config]:
     """The rule's config and those worth trying; tiles of QKV hold whole heads."""
-    num_sms = workspace(torch.device(DEVICE, 0)).num_sms
-    every = int4_configs(m, *model.linear_shapes()[linear], group, num_sms)
+    every = int4_configs(m, *model.linear_shapes()[linear], group, num_sms())
     whole = (each for each in every if linear != "qkv" or each.block_n == model.head_dim)
     return list(dict.fromkeys([rule(model, linear, m, group), *whole]))
 
@@ -154,18 +161,13 @@ def sweep(
 
 def main() -> None:
     """Check and time what the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = gpu_parser(__doc__, "gpu_int4_layer")
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 4, 8, 16, 32, 64])
     parser.add_argument("--sweep", type=int, nargs="*", default=[], help="rows of all configs")
     parser.add_argument("--group", type=int, default=64)
     parser.add_argument("--model", default="8b")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--name", default="gpu_int4_layer")
-    args = parser.parse_args()
-    record.require_gpu()
+    args = parse_on_gpu(parser)
     model, group, budget = SHAPES[args.model], args.group, Budget(args.seconds)
-    torch.manual_seed(0)
     both = itertools.product(args.rows, LINEARS)
     cases = [(args.model, linear, m, group, rule(model, linear, m, group)) for m, linear in both]
     cases += [(args.model, linear, m, group, config)
@@ -192,8 +194,7 @@ def main() -> None:
             row["best_us"] = time_layer(given, best, layers)
             print(f"  a layer of the quickest: {row['best_us']:.2f} us", flush=True)
         rows.append(row)
-    gpu = {"gpu": torch.cuda.get_device_name(), "read_bandwidth": bandwidth}
-    record.save(args.name, gpu | {"model": args.model, "group": group, "layers": rows})
+    save(args, read_bandwidth=bandwidth, model=args.model, group=group, layers=rows)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,7 @@ quick alone need not be so where kernels overlap. Logits are compared with those
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,11 +21,19 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import record
 import torch
 from gpu_int4_layer import LINEARS, compile_case, rule
 from gpu_shapes import SHAPES
-from gpu_timing import DEVICE, Budget, brief, precompile, replay
+from gpu_timing import (
+    Budget,
+    brief,
+    gpu_parser,
+    num_sms,
+    parse_on_gpu,
+    precompile,
+    replay_interleaved,
+    save,
+)
 from torch import Tensor
 from workloads.backends import shape_folder
 from workloads.vocabulary import make_folder
@@ -47,7 +53,6 @@ from quire.kernels.triton.gemm.int4_config import (
     int4_config,
     shared_memory,
 )
-from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops import gpu_linear, int4_linear, paged_attention, words_linear
 from quire.quantization.scheme import SCHEMES, Scheme
 
@@ -180,18 +185,9 @@ class Step:
             yield
 
 
-def num_sms() -> int:
-    """The GPU's multiprocessors."""
-    return workspace(torch.device(DEVICE, 0)).num_sms
-
-
 def time_interleaved(graphs: dict[str, Any]) -> dict[str, float]:
     """Median microseconds of graphs that are replayed interleaved."""
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    for _ in range(ROUNDS):
-        for name, graph in graphs.items():
-            times[name].append(replay(graph.graph))
-    return {name: statistics.median(each) for name, each in times.items()}
+    return replay_interleaved({name: graph.graph for name, graph in graphs.items()}, ROUNDS)
 
 
 def candidates(shape: tuple[int, int], linear: str, m: int, group: int) -> list[Int4Config]:
@@ -307,18 +303,13 @@ def search(step: Step, m: int, group: int, budget: Budget) -> dict[str, Any]:
 
 def main() -> None:
     """Measure what the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = gpu_parser(__doc__, "gpu_int4_steps")
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 16])
     parser.add_argument("--search", type=int, nargs="*", default=[], help="rows of all configs")
     parser.add_argument("--group", type=int, default=64)
     parser.add_argument("--model", default="8b")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--name", default="gpu_int4_steps")
-    args = parser.parse_args()
-    record.require_gpu()
+    args = parse_on_gpu(parser)
     budget = Budget(args.seconds)
-    torch.manual_seed(0)
     shapes = SHAPES[args.model].linear_shapes()
     cases = [
         (args.model, linear, m, args.group, config)
@@ -339,8 +330,7 @@ def main() -> None:
         if m in args.search:
             rows.append(search(step, m, args.group, budget))
         step.end()
-        record.save(args.name, {"gpu": torch.cuda.get_device_name(), "model": args.model,
-                                "group": args.group, "rows": rows})  # fmt: skip
+        save(args, model=args.model, group=args.group, rows=rows)
 
 
 if __name__ == "__main__":

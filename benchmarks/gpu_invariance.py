@@ -11,7 +11,6 @@ result file.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import time
@@ -144,10 +143,9 @@ def _decode(driver: Driver) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.parser(__doc__)
     parser.add_argument("--shapes", nargs="+", default=["llama-3.1-8b", "llama-3.2-1b"])
     parser.add_argument("--quantizations", nargs="+", default=["none", "fp8"])
-    parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()
     record.require_gpu()
     gpu, rows = torch.cuda.get_device_name(), list[dict[str, Any]]()
@@ -161,8 +159,8 @@ def main() -> None:
         del drivers
         torch.cuda.empty_cache()
     show(rows)
-    measured = {"gpu": gpu, "rows": rows + earlier(rows, gpu, args.results)}
-    print(record.save(NAME, measured, args.results))
+    measured = {"gpu": gpu, "rows": rows + earlier(rows, gpu, args.out)}
+    print(record.save(NAME, measured, args.out))
 
 
 def earlier(rows: list[dict[str, Any]], gpu: str, folder: Path) -> list[dict[str, Any]]:

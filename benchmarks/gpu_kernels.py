@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import gpu_timing
-import record
 import torch
 from gpu_attention import decode, prefill
 from gpu_chains import chain
@@ -27,7 +26,7 @@ from gpu_layers import layers
 from gpu_linear import tune, write_table
 from gpu_rows import rows, write_rows
 from gpu_shapes import LINEARS, MODELS, SHAPES
-from gpu_timing import Budget
+from gpu_timing import Budget, gpu_parser, parse_on_gpu
 
 PARTS = {
     "tune": tune, "chain": chain, "layers": layers, "decode": decode,
@@ -40,21 +39,17 @@ WRITERS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=300)
+    parser = gpu_parser(__doc__, "gpu_kernels", 300)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS][:-1])
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(MODELS))
     parser.add_argument("--itemsizes", nargs="+", type=int, choices=[2, 1], default=[2, 1])
     parser.add_argument("--linears", nargs="+", choices=LINEARS, default=LINEARS)
     parser.add_argument("--rows", nargs="+", type=int, default=[64, 16, 1, 8, 32])
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
-    parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
-    parser.add_argument("--name", default="gpu_kernels", help="of the result file")
     parser.add_argument("--compile", action="store_true", help="only compile what is timed")
     parser.add_argument("--tune", action="store_true", help="make the best ways the table")
     parser.add_argument("--table", type=Path, help="only make the table, from this result file")
-    args = parser.parse_args()
-    record.require_gpu()
+    parser.set_defaults(workers=max(1, (os.cpu_count() or 2) - 2))
+    args = parse_on_gpu(parser)
     if args.table:
         result = json.loads(args.table.read_text())
         for part in WRITERS.keys() & result:
@@ -72,13 +67,12 @@ def measure(args: argparse.Namespace) -> None:
         return
     args.bandwidth = gpu_timing.read_bandwidth()
     measured: dict[str, Any] = {
-        "gpu": torch.cuda.get_device_name(),
-        "num_sms": torch.cuda.get_device_properties(0).multi_processor_count,
+        "num_sms": gpu_timing.num_sms(),
         "read_bandwidth": args.bandwidth,
         "launch_us": gpu_timing.launch_us(),
     }
     print(
-        f"{measured['gpu']}: reads {args.bandwidth / 1e12:.2f} TB/s, "
+        f"{torch.cuda.get_device_name()}: reads {args.bandwidth / 1e12:.2f} TB/s, "
         f"a launch in a graph takes {measured['launch_us']:.2f} us",
         flush=True,
     )
@@ -87,7 +81,7 @@ def measure(args: argparse.Namespace) -> None:
         try:
             PARTS[part](budget, args, measured[part])
         finally:  # what was measured before a failure is kept
-            path = record.save(args.name, measured, args.results)
+            path = gpu_timing.save(args, **measured)
         if part in WRITERS and args.tune:
             WRITERS[part](measured)
         torch.cuda.empty_cache()

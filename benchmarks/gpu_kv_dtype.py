@@ -10,14 +10,12 @@ and "int8_direct" prompts without dequantizing keys first.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import unittest.mock
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import record
 import torch
 from gpu_shapes import MODELS, Model
 from gpu_timing import (
@@ -25,8 +23,11 @@ from gpu_timing import (
     DTYPE,
     Budget,
     copies_beyond_cache,
+    gpu_parser,
+    parse_on_gpu,
     precompile,
     read_bandwidth,
+    save,
     time_interleaved,
 )
 from torch import Tensor
@@ -289,17 +290,12 @@ def compile_case(name: str, kind: str, queries: list[int], lens: list[int]) -> N
 
 def main() -> None:
     """Check, then time what the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = gpu_parser(__doc__, "gpu_kv_dtype", 90.0)
     parser.add_argument("--model", default="8b", choices=MODELS)
     parser.add_argument("--contexts", type=int, nargs="*", default=[1024, 8192, 32768])
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 16, 64])
-    parser.add_argument("--workers", type=int, default=1, help="processes that compile beforehand")
-    parser.add_argument("--seconds", type=float, default=90.0)
-    parser.add_argument("--name", default="gpu_kv_dtype")
-    args = parser.parse_args()
-    record.require_gpu()
+    args = parse_on_gpu(parser)
     budget, model = Budget(args.seconds), MODELS[args.model]
-    torch.manual_seed(0)
     shapes = [([1] * batch, [64] * batch) for batch in (5, *args.batches)]
     shapes += [([300, 70], [300, 2000]), ([2048], [2048]), ([70], [2000]), ([512], [512])]
     cases = [(args.model, kind, *shape) for kind in DTYPES for shape in shapes]
@@ -324,14 +320,8 @@ def main() -> None:
     sizes = {kind: block_bytes([spec_of(model)], BLOCK, name) for kind, name in NAMES.items()}
     capacity = {kind: sizes["bf16"] / size for kind, size in sizes.items()}
     print(f"tokens in the same memory: {capacity}")
-    record.save(
-        args.name,
-        {
-            "gpu": torch.cuda.get_device_name(), "read_bandwidth": bandwidth, "checks": checks,
-            "attention": rows, "dequantization": dequantized, "projections": projections,
-            "capacity": capacity,
-        },
-    )  # fmt: skip
+    save(args, read_bandwidth=bandwidth, checks=checks, attention=rows, dequantization=dequantized,
+         projections=projections, capacity=capacity)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import statistics
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,14 @@ import torch
 from gpu_attention import KV_DTYPES, kv_bytes
 from gpu_chains import chain_weights
 from gpu_shapes import MODELS, Model
-from gpu_timing import DEVICE, DTYPE, REPLAYS, Budget, capture, precompile, replay
+from gpu_timing import (
+    DEVICE,
+    DTYPE,
+    Budget,
+    capture,
+    precompile,
+    replay_interleaved,
+)
 from torch import Tensor
 
 from quire.kernels.batch_layout import BatchLayout
@@ -126,12 +132,8 @@ def layers(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any
 def time_both(step: Step) -> dict[str, float]:
     """Microseconds of each variant, and how far the results are apart."""
     outs = [run_step(step, variant).float() for variant in VARIANTS]
-    graphs = [capture([functools.partial(run_step, step, variant)], 1)[0] for variant in VARIANTS]
-    times = [[replay(graph) for graph in graphs] for _ in range(REPLAYS)]
-    us = {
-        f"{variant}_us": statistics.median(each)
-        for variant, each in zip(VARIANTS, zip(*times, strict=True), strict=True)
-    }
+    calls = {f"{each}_us": functools.partial(run_step, step, each) for each in VARIANTS}
+    us = replay_interleaved({name: capture([call], 1)[0] for name, call in calls.items()})
     return us | {"error": float((outs[1] - outs[0]).norm() / outs[0].norm())}
 
 

@@ -18,6 +18,7 @@ from gpu_timing import (
     Budget,
     brief,
     copies_beyond_cache,
+    num_sms,
     precompile,
     time_configs,
     time_graph,
@@ -131,12 +132,6 @@ def linear_calls(case: Case, config: GemmConfig) -> list[functools.partial[Tenso
         for w in case.weights
         if isinstance(w, Fp8Weight)
     ]
-
-
-@functools.cache
-def num_sms() -> int:
-    """Multiprocessors."""
-    return int(torch.cuda.get_device_properties(0).multi_processor_count)
 
 
 def time_alone(

@@ -10,25 +10,31 @@ more rows, one after each size given as 2048+48, counts as one of its prompts' t
 
 from __future__ import annotations
 
-import argparse
 import functools
 import statistics
 import time
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-import record
 import torch
 from gpu_chains import chain_weights
+from gpu_layers import Step, run_step
 from gpu_shapes import SHAPES, Model
-from gpu_timing import DEVICE, DTYPE, Budget, capture, replay, time_graph
+from gpu_timing import (
+    DEVICE,
+    DTYPE,
+    Budget,
+    capture,
+    gpu_parser,
+    parse_on_gpu,
+    replay,
+    save,
+    time_graph,
+)
 from torch import Tensor
 
 from quire.kernels.batch_layout import BatchLayout
-from quire.kernels.operands import AttentionParams, ResidualState, RopeWriteKV
 from quire.kernels.triton import triton_operations
-from quire.kernels.triton.ops import paged_attention as triton_attention
 from quire.kernels.triton.step.elementwise import quantize_rows
 
 BLOCK, PART, CONTEXT = 16, 512, 2000  # tokens of a KV block, of a prompt's part, of keys before it
@@ -41,38 +47,9 @@ SIZES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class PromptStep:
-    """Layers, and one step's rows."""
-
-    model: Model
-    layers: list[dict[str, Any]]
-    caches: list[tuple[Tensor, Tensor]]
-    layout: BatchLayout
-    angles: Tensor
-    hidden: Tensor
-
-    def run(self) -> Tensor:
-        """All layers as the engine runs them, no head; returns the residual stream."""
-        self.layout.forget()
-        norm = self.layers[0]["norm"]
-        residual = self.hidden.clone()
-        rows = triton_operations.rms_norm(residual, norm, 1e-5)
-        stream = ResidualState(residual, rows, norm, 1e-5)
-        for w, caches in zip(self.layers, self.caches, strict=True):
-            rope = RopeWriteKV(
-                self.model.head_dim, None, *self.angles, *caches, self.layout.slot_mapping
-            )
-            query = triton_operations.qkv_rope_write_kv(stream, w["qkv"], None, rope)
-            heads = triton_attention.attention(
-                query, *caches, self.layout, AttentionParams(self.model.head_dim**-0.5)
-            )
-            after = (stream.residual, w["norm"], 1e-5)
-            stream = triton_operations.linear_add_norm(heads.flatten(1), w["o"], None, *after)
-            gated = triton_operations.linear_silu(stream, w["gate_up"], None)
-            after = (stream.residual, w["norm"], 1e-5)
-            stream = triton_operations.linear_add_norm(gated, w["down"], None, *after)
-        return stream.residual
+def run(step: Step) -> Tensor:
+    """All layers as the engine runs them, no head; long steps change the residual stream itself."""
+    return run_step(replace(step, hidden=step.hidden.clone()), "joined")
 
 
 def parts_of(size: str) -> list[int]:
@@ -84,7 +61,7 @@ def parts_of(size: str) -> list[int]:
 
 def make_step(
     model: Model, layers: list[dict[str, Any]], caches: list[tuple[Tensor, Tensor]], size: str
-) -> PromptStep:
+) -> Step:
     """A step of this size; its keys are anywhere in the caches."""
     queries = parts_of(size)
     blocks = (CONTEXT + PART) // BLOCK + 1
@@ -96,7 +73,7 @@ def make_step(
     angles = torch.zeros(2, num_tokens, model.head_dim, device=DEVICE, dtype=DTYPE)
     angles[0] = 1.0  # RoPE changes nothing
     hidden = torch.randn(num_tokens, model.hidden, device=DEVICE, dtype=DTYPE)
-    return PromptStep(model, layers, caches, layout, angles, hidden)
+    return Step(model, layers, caches, layout, (angles[0], angles[1]), hidden)
 
 
 def measure(case: str, sizes: list[str], budget: Budget, share: float) -> list[dict[str, Any]]:
@@ -111,8 +88,8 @@ def measure(case: str, sizes: list[str], budget: Budget, share: float) -> list[d
     steps = {size: make_step(model, layers, caches, size) for size in sizes}  # graphs use theirs
     graphs = {}
     for size, step in steps.items():
-        step.run()
-        graphs[size] = capture([step.run], 1)[0]
+        run(step)
+        graphs[size] = capture([functools.partial(run, step)], 1)[0]
     seconds = 0.7 * share / (2 * len(sizes))
     times: dict[str, list[float]] = {size: [] for size in sizes}
     for size in [*sizes, *reversed(sizes)]:
@@ -156,24 +133,17 @@ def gemms(model: Model, w: dict[str, Any], num_tokens: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser = gpu_parser(__doc__, "gpu_prompt_steps", 60.0, compiles=False)
     parser.add_argument("--cases", nargs="+", default=CASES, metavar="SHAPE:BYTES_OF_A_WEIGHT")
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="TOKENS[+DECODES]")
-    parser.add_argument("--name", default="gpu_prompt_steps", help="of the result file")
-    parser.add_argument("--out", type=Path, default=record.RESULTS, help="folder")
-    args = parser.parse_args()
-    record.require_gpu()
+    args = parse_on_gpu(parser)
     budget = Budget(args.seconds)
     rows: list[dict[str, Any]] = []
     for index, case in enumerate(args.cases):
         share = budget.left / (len(args.cases) - index)
         rows += measure(case, list(args.sizes), budget, max(4.0, share - 4))
         torch.cuda.empty_cache()
-        found = {"gpu": torch.cuda.get_device_name(), "steps": rows}
-        record.save(args.name, found, args.out)
+        save(args, steps=rows)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ by the rule and as it would choose without regard to that: "plain".
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,11 +16,10 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-import record
 import torch
 from gpu_int4_layer import LINEARS, chain_of, make_inputs
 from gpu_shapes import SHAPES
-from gpu_timing import DEVICE, Budget, precompile, time_interleaved
+from gpu_timing import DEVICE, Budget, gpu_parser, parse_on_gpu, precompile, save, time_interleaved
 from gpu_weights import FORMATS, copy_of
 from torch import Tensor
 
@@ -99,19 +97,14 @@ def compile_case(name: str, model: str, m: int) -> None:
 
 def main() -> None:
     """Time what the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = gpu_parser(__doc__, "gpu_rounds")
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 16])
     parser.add_argument(
         "--formats", nargs="*", default=["int4", "int4_128", "mxfp4", "w8a16", "fp8_w8a16"]
     )
     parser.add_argument("--models", nargs="*", default=MODELS, help="of benchmarks/gpu_shapes.py")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--name", default="gpu_rounds")
-    args = parser.parse_args()
-    record.require_gpu()
+    args = parse_on_gpu(parser)
     budget, rows = Budget(args.seconds), []
-    torch.manual_seed(0)
     cases = list(itertools.product(args.formats, args.models, args.rows))
     precompile(compile_case, cases, args.workers, budget)
     for name, model, m in cases:
@@ -123,7 +116,7 @@ def main() -> None:
         us = {each: round(own / LAYERS, 2) for each, own in us.items()}
         print(f"{name} {model} {m} rows: {us}, same: {same}", flush=True)
         rows.append({"format": name, "model": model, "m": m, "us": us, "same": same})
-    record.save(args.name, {"gpu": torch.cuda.get_device_name(), "rows": rows})
+    save(args, rows=rows)
 
 
 if __name__ == "__main__":

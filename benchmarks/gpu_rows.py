@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import argparse
 import functools
-import statistics
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from gpu_chains import chain_weights, rows_for, tuned_layers
-from gpu_linear import num_sms, save_configs
+from gpu_linear import save_configs
 from gpu_shapes import SHAPES, Model
 from gpu_timing import (
     DEVICE,
     DTYPE,
-    REPLAYS,
     Budget,
     capture,
+    num_sms,
     precompile,
-    replay,
+    replay_interleaved,
     time_configs,
     time_graph,
 )
@@ -112,8 +111,7 @@ def all_layers(model: Model, m: int, best: Configs) -> dict[str, float]:
         name: capture([functools.partial(run_rows, model, layers, first, configs)], 1)[0]
         for name, configs in (("us", best), ("library_us", dict.fromkeys(LINEARS)))
     }
-    times = [{name: replay(graph) for name, graph in graphs.items()} for _ in range(REPLAYS)]
-    return {name: statistics.median(each[name] for each in times) for name in graphs}
+    return replay_interleaved(graphs)
 
 
 def run_rows(model: Model, layers: list[dict[str, Any]], first: Tensor, configs: Configs) -> Tensor:

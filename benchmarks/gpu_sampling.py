@@ -9,17 +9,22 @@ methods are argmax, softmax and multinomial, and a sort with cumulative sums.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import gpu_timing
 import numpy as np
-import record
 import torch
-from gpu_timing import DEVICE, Budget, copies_beyond_cache, time_graph
+from gpu_timing import (
+    DEVICE,
+    Budget,
+    copies_beyond_cache,
+    gpu_parser,
+    parse_on_gpu,
+    save,
+    time_graph,
+)
 from torch import Tensor
 
 from quire.core.sampling_params import SamplingParams
@@ -104,19 +109,13 @@ def measure_case(kind: str, count: int, name: str, cuts: list[Cut]) -> dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=200)
+    parser = gpu_parser(__doc__, "gpu_sampling", 200.0, compiles=False)
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 16, 64, 256])
-    parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
-    args = parser.parse_args()
-    record.require_gpu()
+    args = parse_on_gpu(parser)
     budget = Budget(args.seconds)
     bandwidth = gpu_timing.read_bandwidth()
     cases: list[dict[str, Any]] = []
-    measured = {
-        "gpu": torch.cuda.get_device_name(), "read_bandwidth": bandwidth, "vocab": VOCAB,
-        "launch_us": gpu_timing.launch_us(), "cases": cases,
-    }  # fmt: skip
+    launch_us = gpu_timing.launch_us()
     every = [
         (kind, rows, name) for kind in ("model", "flat") for rows in args.rows for name in PARAMS
     ]
@@ -135,7 +134,7 @@ def main() -> None:
             + ("  WRONG" if case["wrong"] else ""),
             flush=True,
         )
-        record.save("gpu_sampling", measured, args.results)
+        save(args, read_bandwidth=bandwidth, vocab=VOCAB, launch_us=launch_us, cases=cases)
 
 
 if __name__ == "__main__":

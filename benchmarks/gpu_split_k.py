@@ -9,7 +9,6 @@ last program adds up all sums, and if each adds up some tokens'.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,9 +16,8 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-import record
 import torch
-from gpu_timing import DTYPE, Budget, precompile, time_interleaved
+from gpu_timing import DTYPE, Budget, gpu_parser, parse_on_gpu, precompile, save, time_interleaved
 from gpu_weights import GPU, copies_of, weight_of
 from torch import Tensor
 
@@ -85,14 +83,10 @@ def measure(name: str, n: int, k: int, m: int, weights: list[Any]) -> list[Any]:
 
 def main() -> None:
     """Measure what the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = gpu_parser(__doc__, "gpu_split_k")
     parser.add_argument("--rows", type=int, nargs="+", default=[16, 20, 32, 33, 40, 64])
     parser.add_argument("--formats", nargs="+", default=FORMATS)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--name", default="gpu_split_k")
-    args = parser.parse_args()
-    record.require_gpu()
+    args = parse_on_gpu(parser)
     budget = Budget(args.seconds)
     cases = [(name, m, n, k) for name, (n, k), m in
              itertools.product(args.formats, SHAPES, args.rows)]  # fmt: skip
@@ -101,7 +95,7 @@ def main() -> None:
     for name, (n, k) in itertools.product(args.formats, SHAPES):
         weights = copies_of(weight_of(name, n, k)[0])
         rows += [measure(name, n, k, m, weights) for m in args.rows if budget.left > 1]
-    record.save(args.name, {"gpu": torch.cuda.get_device_name(), "rows": rows})
+    save(args, rows=rows)
 
 
 if __name__ == "__main__":

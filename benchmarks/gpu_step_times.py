@@ -264,9 +264,7 @@ def rounded(value: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = record.parser(__doc__, "gpu_step_times")
     parser.add_argument("--shape", default="llama-3.1-8b", help="folder of benchmarks/shapes")
     parser.add_argument("--quantization", default="none")
     parser.add_argument("--only", nargs="+", default=["varied-4000-50:48"])
@@ -275,8 +273,6 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=8.0, help="of each")
     parser.add_argument("--lead-in", type=float, default=1.5)
-    parser.add_argument("--name", default="gpu_step_times", help="of the result file")
-    parser.add_argument("--out", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()
     record.require_gpu()
     largest = max(Variant.of(word, 0.0).full_step for word in args.full_steps)

@@ -1,17 +1,21 @@
 """Timing on a GPU: graphs of launches over more data than the cache holds, medians of replays.
 
-Also compiling beforehand in many processes.
+Also compiling beforehand in many processes, and the options that programs share.
 """
 
 from __future__ import annotations
 
+import argparse
+import functools
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, TypeVar
 
+import record
 import torch
 import triton
 import triton.language as tl
@@ -24,6 +28,36 @@ SHARED_MEMORY = 227 * 1024  # bytes that a Hopper multiprocessor has for its pro
 CACHE = 256 * 2**20  # bytes; several times the L2 of any GPU here
 REPLAYS = 7
 Config = TypeVar("Config")
+
+
+def gpu_parser(
+    doc: str | None, name: str, seconds: float = 600.0, *, compiles: bool = True
+) -> argparse.ArgumentParser:
+    """The parser of a program that times kernels. name: of its result file."""
+    made = record.parser(doc, name)
+    if compiles:
+        made.add_argument("--workers", type=int, default=1, help="that compile beforehand")
+    made.add_argument("--seconds", type=float, default=seconds, help="for all of it")
+    return made
+
+
+def parse_on_gpu(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options; ends the program where there is no GPU. Random numbers are seeded."""
+    args = parser.parse_args()
+    record.require_gpu()
+    torch.manual_seed(0)
+    return args
+
+
+def save(args: argparse.Namespace, **measured: Any) -> Path:
+    """Write the result file that the options name, and return its path."""
+    return record.save(args.name, {"gpu": torch.cuda.get_device_name()} | measured, args.out)
+
+
+@functools.cache
+def num_sms() -> int:
+    """The GPU's multiprocessors."""
+    return int(torch.cuda.get_device_properties(0).multi_processor_count)
 
 
 class Budget:
@@ -60,14 +94,17 @@ def time_interleaved(
     calls: dict[Config, Sequence[Callable[[], object]]], least_us: float = 400.0
 ) -> dict[Config, float]:
     """Times of all calls, interleaved, so that drift does not count as a difference."""
-    graphs = {config: capture_rounds(each, least_us) for config, each in calls.items()}
-    times = [
-        {config: replay(graph) for config, (graph, _) in graphs.items()} for _ in range(2 * REPLAYS)
-    ]
-    return {
-        config: statistics.median(each[config] for each in times) / (rounds * len(calls[config]))
-        for config, (_, rounds) in graphs.items()
-    }
+    made = {config: capture_rounds(each, least_us) for config, each in calls.items()}
+    us = replay_interleaved({config: graph for config, (graph, _) in made.items()}, 2 * REPLAYS)
+    return {config: us[config] / (made[config][1] * len(calls[config])) for config in calls}
+
+
+def replay_interleaved(
+    graphs: Mapping[Config, torch.cuda.CUDAGraph], times: int = REPLAYS
+) -> dict[Config, float]:
+    """Median microseconds of each graph."""
+    found = [{config: replay(graph) for config, graph in graphs.items()} for _ in range(times)]
+    return {config: statistics.median(each[config] for each in found) for config in graphs}
 
 
 def capture_rounds(

@@ -10,22 +10,23 @@ round rows for a format (FP8 and INT8 from 17 rows on), rows are rounded beforeh
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import record
 import torch
 from gpu_timing import (
     DEVICE,
     Budget,
     copies_beyond_cache,
     differs,
+    gpu_parser,
+    parse_on_gpu,
     precompile,
     read_bandwidth,
+    save,
     time_interleaved,
 )
 from torch import Tensor
@@ -158,24 +159,18 @@ def measure(
 
 def main() -> None:
     """Time what the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = gpu_parser(__doc__, "gpu_weights", 300.0)
     names = [*FORMATS, *(f"{name}:{path}" for name in FORMATS for path in PATHS)]
     parser.add_argument("--formats", nargs="*", default=list(FORMATS), choices=names)
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
-    parser.add_argument("--workers", type=int, default=1, help="processes that compile beforehand")
-    parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--name", default="gpu_weights")
-    args = parser.parse_args()
-    record.require_gpu()
+    args = parse_on_gpu(parser)
     budget, bandwidth = Budget(args.seconds), read_bandwidth()
-    torch.manual_seed(0)
     cases = [(name, m, n, k) for (n, k), m, name
              in itertools.product(SHAPES, args.rows, args.formats)]  # fmt: skip
     precompile(compile_case, cases, args.workers, budget)
     rows = [row for n, k in SHAPES
             for row in measure(args.formats, args.rows, n, k, bandwidth, budget)]  # fmt: skip
-    gpu = {"gpu": torch.cuda.get_device_name(), "read_bandwidth": bandwidth}
-    record.save(args.name, {**gpu, "rows": rows})
+    save(args, read_bandwidth=bandwidth, rows=rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """CPU seconds and memory that the costliest grammars within the bounds take to compile.
 
-    python benchmarks/grammar_bounds.py [--no-save] [--only masks]
+    python benchmarks/grammar_bounds.py [--save] [--only masks]
 
 Each is as large as its bound allows, and is compiled in a process of its own, which is given
 up after a minute. The first tokens of its answer are computed, too, as a check of the grammar does.
@@ -11,7 +11,6 @@ requests of a step wait for an answer's masks, as a multiple of a usual schema's
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import multiprocessing
@@ -230,19 +229,18 @@ def row(kind: str, name: str, fields: Fields) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--no-save", action="store_true", help="leave results/ as it is")
+    parser = record.parser(__doc__, "grammar_bounds")
     parser.add_argument("--only", choices=["masks"], help="measure only these; not saved")
-    options = parser.parse_args()
+    args = parser.parse_args()
     kinds = {"regex": regexes, "json": schemas, "grammar": grammars}
     rows = []
     cases = [(kind, *case) for kind, found in kinds.items() for case in found()]
-    compiled = (row(*case) for case in ([] if options.only else cases))
+    compiled = (row(*case) for case in ([] if args.only else cases))
     for measured in itertools.chain(compiled, mask_rows()):
         rows.append(measured)
         print(json.dumps(measured), flush=True)
-    if not (options.no_save or options.only):
-        record.save("grammar_bounds", {"rows": rows})
+    if not args.only:
+        record.save(args.name, {"rows": rows}, args.out)
 
 
 if __name__ == "__main__":

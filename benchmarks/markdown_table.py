@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 
 
@@ -16,7 +15,3 @@ def markdown_table(
 
 def _line(cells: Iterable[object]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
-
-
-if __name__ == "__main__":
-    sys.exit("no benchmark of its own: python benchmarks/tables.py makes the tables")

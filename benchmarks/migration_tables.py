@@ -112,7 +112,7 @@ def _shown(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit("name the page: python benchmarks/migration_tables.py docs/migration.md")
     path = Path(sys.argv[1])
     path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")

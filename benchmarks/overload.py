@@ -12,7 +12,6 @@ machines of their own.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -191,17 +190,15 @@ def shortfalls(found: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.parser(__doc__, "overload")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each overload")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--save", action="store_true", help="write results/overload.json")
     args = parser.parse_args()
     if args.seconds < MIN_SECONDS:
         parser.error(f"--seconds: {MIN_SECONDS} at least, since answers come {ROWS} at a time")
     found = uvloop.run(run(args.seconds, args.rounds))
     print(json.dumps(found, indent=1))
-    if args.save:
-        record.save("overload", found)
+    record.save(args.name, found, args.out)
     if short := shortfalls(found):
         sys.exit("; ".join(short))
 

@@ -86,11 +86,10 @@ def measure(caching: bool, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.parser(__doc__, "prefix_caching")
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--input-len", type=int, default=1950)
     parser.add_argument("--shared-len", type=int, default=1750)
-    parser.add_argument("--save", action="store_true", help="write results/prefix_caching.json")
     args = parser.parse_args()
     rows = [measure(caching, args) for caching in (True, False)]
     on, off = rows
@@ -98,8 +97,7 @@ def main() -> None:
         key: round(off[key] / on[key], 2) for key in ("one_by_one_ttft_ms", "together_ttft_p50_ms")
     }
     sizes = {name: getattr(args, name) for name in ("prompts", "input_len", "shared_len")}
-    if args.save:
-        record.save("prefix_caching", sizes | {"rows": rows, "off_over_on": ratios})
+    record.save(args.name, sizes | {"rows": rows, "off_over_on": ratios}, args.out)
     table = Table("", "on", "off", title="prefix caching, bundled model")
     for key in on:
         if key != "prefix_caching":

@@ -9,7 +9,6 @@ that codes stand for, with activations rounded where the format says so.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -61,7 +60,7 @@ QUESTIONS = {"rewrite": 20, "json": 10, "talk": 0, "facts": 0}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.parser(__doc__, "quantization_methods")
     parser.add_argument("--model", default="quire-tiny")
     parser.add_argument("--samples", type=int, default=96, help="windows for calibration")
     parser.add_argument("--seq-len", type=int, default=512)
@@ -70,7 +69,6 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=8, help="held-out windows of text")
     parser.add_argument("--chats", type=int, default=16, help="held-out chats of each kind")
     parser.add_argument("--only", help="names of rows, with commas between")
-    parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()
     base = resolve_model(args.model)
     tokenizer = Tokenizer.from_folder(base)
@@ -95,7 +93,7 @@ def main() -> None:
             row = {"what": name, **measure(base, recipe, samples, tasks)}
             measured["rows"].append(row)
             print(name, brief(row), flush=True)
-            record.save("quantization_methods", measured, args.results)
+            record.save(args.name, measured, args.out)
 
 
 def measure(base: Path, recipe: Recipe, samples: TextSamples, tasks: list[Task]) -> dict[str, Any]:

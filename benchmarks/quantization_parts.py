@@ -9,7 +9,6 @@ are. All of it is in float32, by the rounding of `quire quantize` and of `quire 
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -80,23 +79,20 @@ ROWS: dict[str, dict[str, Rounded]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = record.parser(__doc__)
     parser.add_argument("--model", default="quire-tiny")
     parser.add_argument("--samples", type=int, default=24, help="windows for calibration")
     parser.add_argument("--texts", type=int, default=4, help="held-out windows of text")
     parser.add_argument("--chats", type=int, default=6, help="held-out chats of each kind")
     parser.add_argument("--seconds", type=float, default=600, help="no row begins after so many")
     parser.add_argument("--only", help="names of rows, with semicolons between")
-    parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()
     base, begin = resolve_model(args.model), time.monotonic()
     calibration = training_windows(Tokenizer.from_folder(base), args.samples, 512)
     samples = TextSamples(calibration, read_samples(base, args.texts, args.chats), "training mix")
     measured = {"model": args.model, "calibration_tokens": sum(map(len, calibration))}
     only = None if args.only is None else args.only.split(";")
-    measure_rows(base, samples, measured, begin + args.seconds, args.results, only)
+    measure_rows(base, samples, measured, begin + args.seconds, args.out, only)
 
 
 def measure_rows(

@@ -10,7 +10,6 @@ those of an earlier run for the same windows stay. A library that is not install
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tempfile
@@ -157,15 +156,12 @@ ROWS: dict[str, tuple[str, dict[str, Any], Theirs]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = record.parser(__doc__)
     parser.add_argument("--model", default="quire-tiny")
     parser.add_argument("--samples", type=int, default=16, help="windows for calibration")
     parser.add_argument("--seq-len", type=int, default=512)
     parser.add_argument("--steps", type=int, default=200, help="of learned rounding")
     parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS))
-    parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()
     base = resolve_model(args.model)
     windows = training_windows(Tokenizer.from_folder(base), args.samples, args.seq_len)
@@ -189,7 +185,7 @@ def main() -> None:
             except Exception as error:  # of a library that changes quickly
                 print(f"{name} by {who}: {error!r}", flush=True)
             else:
-                _save(measured, row, args.results)
+                _save(measured, row, args.out)
 
 
 def _row(

@@ -12,7 +12,6 @@ Rows of queries round these to the cache's type, as prompts on Hopper do.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Callable
@@ -55,14 +54,13 @@ STRETCH = 128  # columns
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.parser(__doc__, "quantization_quality")
     parser.add_argument("--model", default="quire-tiny")
     parser.add_argument("--texts", type=int, default=24, help="windows of text")
     parser.add_argument("--chats", type=int, default=60, help="of each kind")
     parser.add_argument(
         "--only", help="rows that begin so; others stay as the result file has them"
     )
-    parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()
     set_num_threads(1)
     torch.set_grad_enabled(False)
@@ -86,7 +84,7 @@ def main() -> None:
         load(folder, model_config, "none", replace(own, attention=partial(attend, rounded)))
         for rounded in (queries_fp8, queries_int8)
     )
-    earlier = record.earlier_rows(args.results / "quantization_quality.json")
+    earlier = record.earlier_rows(args.out / "quantization_quality.json")
     stored = {row["what"]: row for row in earlier}
     exact = [score(plain, model_config, ids, "auto") for ids in samples]
     rows = []
@@ -120,7 +118,7 @@ def main() -> None:
     tokens = sum(len(ids) - 1 for ids in samples)
     measured: dict[str, Any] = {"model": args.model, "tokens": tokens, "rows": rows}
     measured["kv_capacity"] = {"fp8": sizes[0] / sizes[1], "int8": sizes[0] / sizes[2]}
-    print(record.save("quantization_quality", measured, args.results))
+    print(record.save(args.name, measured, args.out))
 
 
 def read_samples(folder: Path, num_texts: int, num_chats: int) -> list[list[int]]:

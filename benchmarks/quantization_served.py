@@ -13,7 +13,6 @@ quantization_trained.py leaves beside the model it trains, else what the bundled
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
@@ -31,16 +30,13 @@ Scores = tuple[list[float], list[int]]  # of each token: its log-probability; th
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = record.parser(__doc__, "quantization_served")
     parser.add_argument("--model", default="quire-tiny")
     parser.add_argument("--formats", nargs="+", default=["int8", "int4"])
     parser.add_argument("--steps", nargs="+", type=int, default=[16, 64, 2048])
     parser.add_argument("--windows", type=int, default=64, help="at most")
     parser.add_argument("--seconds", type=float, default=120, help="no engine starts after so many")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()
     begin, base = time.monotonic(), resolve_model(args.model)
     windows = _windows(base)[: args.windows]
@@ -58,7 +54,7 @@ def main() -> None:
             row |= compared(right, scores(*copy, step, windows, args.device))
             measured["rows"].append(row)
             print(row, flush=True)
-            record.save("quantization_served", measured, args.results)
+            record.save(args.name, measured, args.out)
 
 
 def scores(

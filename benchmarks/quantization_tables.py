@@ -102,6 +102,18 @@ def quantization_peers(result: Result) -> str:
     return markdown_table(head, rows, caption)
 
 
+def gguf_quality(result: Result) -> str:
+    """Table of the loss of GGUF files, and of their conversion."""
+    head = ["file", "file", "INT8, INT4 for Q4_0", "same top-1", "in all", "`int4`", "in all"]
+    rows = []
+    for row in result["rows"]:
+        cells = [row["file"], f"{row['of_file']['mean_kl']:.4f}"]
+        cells += [f"{row['none']['mean_kl']:.4f}", f"{row['none']['same_top_1']:.1%}"]
+        cells += [f"{row[key]['mean_kl']:.4f}" for key in ("none_in_all", "int4", "int4_in_all")]
+        rows.append(cells)
+    return markdown_table(head, rows, f"quire-tiny, {result['tokens']:,} held-out tokens; mean KL:")
+
+
 def quantization_choice(serving: Result) -> str:
     """Quality, memory and speed of weights side by side. serving: an 8B's on a GPU, by label."""
     quality, cpu = tracked("quantization_trained"), tracked("cpu_weights")

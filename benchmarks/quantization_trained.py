@@ -9,7 +9,7 @@ layer by layer, and `verify`; it needs 25 GB in --work, and says what each layer
 is not done when --most-seconds are over is stopped; what was done by then is in the result. To
 try all of it on a CPU in a few minutes:
 
-python benchmarks/quantization_trained.py --results /tmp/try --dim 128 --layers 2 --heads 4 \\
+python benchmarks/quantization_trained.py --out /tmp/try --dim 128 --layers 2 --heads 4 \\
     --kv-heads 2 --intermediate 384 --vocab 2048 --context 256 --characters 2e6 --no-compile \\
     --batch-tokens 4096 --train-seconds 20 --samples 8 --seq-len 128 --windows 8 --steps 20
 """
@@ -82,10 +82,10 @@ def main() -> None:
             print(f"{row}: stopped, the {args.most_seconds} seconds are over", flush=True)
         measured["rows"].append(found | progress.record())
         measured["seconds"] = round(time.monotonic() - begin, 1)
-        record.save(name, measured, args.results)
+        record.save(name, measured, args.out)
     if args.parts:
         about = {key: measured[key] for key in ("model", "calibration_tokens", "training")}
-        measure_rows(base, samples, about | _device(), begin + args.most_seconds, args.results)
+        measure_rows(base, samples, about | _device(), begin + args.most_seconds, args.out)
 
 
 class OutOfTimeError(Exception):
@@ -209,9 +209,7 @@ def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = record.parser(__doc__)
     add = parser.add_argument
     add("--random", choices=list(RANDOM), help="an untrained model of this size, for times alone")
     add("--dim", type=int, default=768)
@@ -236,7 +234,6 @@ def _arguments() -> argparse.Namespace:
     add("--no-compile", dest="compile", action="store_false")
     work = Path(tempfile.gettempdir(), "quire-trained")
     add("--work", type=Path, default=work, help="folder for the models; 25 GB for an 8B")
-    add("--results", type=Path, default=record.RESULTS, help="folder")
     return parser.parse_args()
 
 

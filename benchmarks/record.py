@@ -6,6 +6,7 @@ to a folder of their own, and not over the results that the documents show.
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import importlib.metadata
 import importlib.util
@@ -22,7 +23,22 @@ RECORDS = os.environ.get("QUIRE_RECORD") == "1"
 RESULTS = TRACKED if RECORDS else TRACKED.with_name("local-results")  # where measurements go
 PACKAGES = ("quire", "torch", "transformers", "triton", "numpy")
 # where a result goes, and what is of one machine
-LEFT_OUT = ("--cache", "--out", "--results", "--under", "--before", "--old", "--new", "--work")
+LEFT_OUT = ("--cache", "--out", "--under", "--before", "--old", "--new", "--work")
+
+
+def parser(doc: str | None, name: str = "") -> argparse.ArgumentParser:
+    """A program's parser: its docstring as help, and where its result goes.
+
+    name: of the result file, unless it is told another one; without it there is no such option.
+    """
+    made = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if name:
+        made.add_argument("--name", default=name, help="of the result file")
+    made.add_argument("--out", type=Path, default=_folder(), help="folder of the result file")
+    made.add_argument("--save", action="store_true", help="replace the result of the documents")
+    return made
 
 
 def require(*modules: str) -> None:
@@ -62,14 +78,17 @@ def command() -> str:
 
 def save(name: str, measured: dict[str, Any], folder: Path | None = None) -> Path:
     """Write `<name>.json` in a folder and return its path. folder: by default as said above."""
-    saves = any(word.partition("=")[0] == "--save" for word in sys.argv)
-    folder = folder or (TRACKED if saves else RESULTS)
+    folder = folder or _folder()
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
     path.write_text(text_of(_circumstances() | measured))
     if folder == RESULTS != TRACKED:
         print(f"saved in {path}; QUIRE_RECORD=1 replaces {TRACKED / path.name}", file=sys.stderr)
     return path
+
+
+def _folder() -> Path:
+    return TRACKED if "--save" in sys.argv else RESULTS
 
 
 def tracked(name: str) -> dict[str, Any]:
@@ -148,7 +167,3 @@ def _cpuinfo(field: str) -> str:
         if line.startswith(field):
             return line.split(":", 1)[1].strip()
     return ""
-
-
-if __name__ == "__main__":
-    sys.exit("no benchmark of its own: the others write their results with it")

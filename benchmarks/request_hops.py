@@ -1,5 +1,7 @@
 """Counts the hops of a chat request and of a weight: functions and files of Quire that run for it.
 
+    python benchmarks/request_hops.py [--before OLD] [--save]
+
 A request passes the server, with the tests' scripted engine, and an engine, by LLM.chat; each has
 answered one before. A weight passes what takes or returns an array of at least MIN_NUMBERS while an
 engine in INT8 starts for the first time. Comprehensions are no hops.
@@ -9,7 +11,6 @@ engine in INT8 starts for the first time. Comprehensions are no hops.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -79,10 +80,9 @@ def measure(root: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = record.parser(__doc__, "request_hops")
     parser.add_argument("--before", metavar="FOLDER")
     parser.add_argument("--root", default=str(Path(__file__).parents[1]), help="the checkout")
-    parser.add_argument("--save", action="store_true", help="write results/request_hops.json")
     args = parser.parse_args()
     result = {"after": measure(args.root)}
     if args.before:
@@ -90,5 +90,4 @@ if __name__ == "__main__":
         other = subprocess.run(command, capture_output=True, text=True, check=True)
         result["before"] = json.loads(other.stdout)["after"]
     print(json.dumps(result))
-    if args.save:
-        record.save("request_hops", result)
+    record.save(args.name, result, args.out)

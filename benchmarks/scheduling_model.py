@@ -16,7 +16,6 @@ server's, in most rows within 3; they serve to compare rules.
 
 from __future__ import annotations
 
-import argparse
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
@@ -261,15 +260,10 @@ def run(only: list[str], costs: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = record.parser(__doc__, "scheduling_model")
     parser.add_argument("--only", nargs="+", default=GRID, metavar="NAME[:LEVEL,...]")
     parser.add_argument("--costs", choices=COSTS, default="llama-3.1-8b")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=NUMBER")
-    parser.add_argument(
-        "--save", action="store_true", help="varied and open loads with all costs, into results/"
-    )
     args = parser.parse_args()
     for name, _, number in (word.partition("=") for word in args.set):
         if name not in vars(policy):
@@ -282,7 +276,7 @@ def main() -> None:
     stored = [{name: row[name] for name in ("workload", "label", "level")} for row in rows]
     for row, figures in zip(rows, stored, strict=True):
         figures |= {name: round(row[name], 2) for name in ("req_s", "ttft_p50", "itl_p99")}
-    record.save("scheduling_model", {"levels": stored})
+    record.save(args.name, {"levels": stored}, args.out)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Instructions of the API process for a chat request, counted by valgrind: no clock, little noise.
 
+    python benchmarks/server_instructions.py [--before OLD] [--save]
+
 Keeps `quire serve --load-format null` busy as server_overhead.py does, with the API process under
 callgrind, which a sitecustomize module puts it under as it starts. Its counter is read after each
 round. What is left of noise is how many requests meet in a turn of the event loop.
@@ -86,13 +88,12 @@ def _rounded(counts: list[float]) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = record.parser(__doc__, "server_instructions")
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--requests", type=int, default=400, help="in each round")
     parser.add_argument("--streams", type=int, default=80, help="in each round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--before", metavar="FOLDER", help="count the Quire of a checkout, too")
-    parser.add_argument("--out", type=Path, help="folder of the result file")
     args = parser.parse_args()
     if shutil.which("valgrind") is None:
         sys.exit("valgrind: not installed; install it with the system's package manager")
@@ -103,8 +104,7 @@ def main() -> None:
         pairs = zip(rows, old, strict=False)
         found["ratios"] = [round(new["median"] / before["median"], 3) for new, before in pairs]
     print(json.dumps(found, indent=1))
-    if args.out:
-        record.save("server_instructions", found, args.out)
+    record.save(args.name, found, args.out)
 
 
 if __name__ == "__main__":

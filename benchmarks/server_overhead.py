@@ -1,5 +1,7 @@
 """Cost of the server around a model: HTTP, tokens, the hop to the engine, scheduling, SSE.
 
+    python benchmarks/server_overhead.py --profile 15 [--save]
+
 Keeps `quire serve --load-format null` busy over kept-alive connections from another process, and in
 turns with it the bare stacks of bare_stacks.py, with the same client. The measure is work done per
 second of processor time that the API process, or the engine, has used: the wall clock would tell
@@ -38,6 +40,7 @@ record.require("psutil")
 
 import psutil  # noqa: E402 - after the check
 import uvloop  # noqa: E402
+from server_process import start_program  # noqa: E402
 
 from quire.processes import die_with_parent  # noqa: E402
 
@@ -151,16 +154,9 @@ def start(name: str, command: list[str], log: IO[str], checkout: str = "") -> Se
     env = dict(os.environ)
     if checkout:
         env["PYTHONPATH"] = os.pathsep.join((f"{checkout}/src", env.get("PYTHONPATH", "")))
-    parent = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=log, text=True, env=env, preexec_fn=die_with_parent
-    )
-    assert parent.stdout is not None
-    found = re.search(r"ready at (http://\S+)", parent.stdout.readline())
-    if found is None:
-        end(parent, parent.terminate)
-        sys.exit(f"{name} did not start")
+    parent, url = start_program(command, stderr=log, env=env, preexec_fn=die_with_parent)
     process = psutil.Process(parent.pid)
-    server = Server(name, found[1], parent, process)
+    server = Server(name, url, parent, process)
     for child in process.children():
         if "quire.server.worker" in child.cmdline():
             server.api = child
@@ -314,8 +310,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             if args.profile:
                 profiles = [profile(servers[0], args, spy, stream=stream) for stream in kinds]
                 print(json.dumps(profiles, indent=1))
-                if args.save:
-                    record.save("server_profile", {"profiles": profiles}, args.out)
+                record.save("server_profile", {"profiles": profiles}, args.out)
             return found
         finally:
             for server in servers:
@@ -323,7 +318,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = record.parser(__doc__)
     parser.add_argument("--connections", type=int, default=128)
     parser.add_argument("--requests", type=int, default=2048, help="in each round")
     parser.add_argument("--streams", type=int, default=256, help="in each round")
@@ -334,12 +329,6 @@ def main() -> None:
     parser.add_argument("--before", metavar="FOLDER", help="compare with the Quire of a checkout")
     parser.add_argument(
         "--starts", type=int, default=0, help="with --before: of each build, in turns"
-    )
-    parser.add_argument("--out", type=Path, default=record.TRACKED, help="folder of result files")
-    parser.add_argument(
-        "--save",
-        action="store_true",
-        help="write server_overhead.json (_builds.json, _starts.json) and server_profile.json",
     )
     parser.add_argument("--load", metavar="URL", help="only keep this server busy")
     parser.add_argument("--stream", action="store_true", help="with --load: ask for streams")
@@ -355,8 +344,7 @@ def main() -> None:
     else:
         found = run(args)
     print(json.dumps(found, indent=1))
-    if args.save:
-        record.save(name, found, args.out)
+    record.save(name, found, args.out)
 
 
 if __name__ == "__main__":

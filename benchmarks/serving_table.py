@@ -50,7 +50,7 @@ def step_profile(result: Row) -> str:
     return "\n\n".join(parts)
 
 
-def serving(peer: Row) -> str:
+def vllm_serving(peer: Row) -> str:
     """One table a workload and kind of weights. peer: vLLM's result file."""
     ours = tracked(SERVED)
     parts = [f"vLLM's figures: {peer['source']}", _starts(peer, ours, tracked(FIRST))]
@@ -62,7 +62,7 @@ def serving(peer: Row) -> str:
     return "\n\n".join(parts)
 
 
-def saturated(published: Row) -> str:
+def published_saturated(published: Row) -> str:
     """Rates at saturation, of the engine alone. published: what others tell."""
     ours = tracked("gpu_saturated")
     rows = []
@@ -78,7 +78,7 @@ def saturated(published: Row) -> str:
     return markdown_table(head, rows, published["source"])
 
 
-def varied(ours: Row) -> str:
+def gpu_varied(ours: Row) -> str:
     """Loads with varied lengths and open ones, beside what is known of vLLM. ours: gpu_varied."""
     rows = []
     models = tracked("scheduling_model")["levels"]

@@ -11,7 +11,6 @@ then memory may grow by 50 MB from the end of the warm-up, a tenth of the time, 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -150,18 +149,17 @@ def plot(samples: list[Sample], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.parser(__doc__, "soak")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--save", action="store_true", help="write results/soak.json and the plot")
     args = parser.parse_args()
     if args.save:
         record.require("matplotlib")  # better now than after half an hour
     found = uvloop.run(run(args.minutes, args.seed))
     samples = found.pop("samples")
     print(json.dumps(found, indent=1))
+    record.save(args.name, found, args.out)
     if args.save:
-        record.save("soak", found)
         plot(samples, PLOT)
     if short := shortfalls(found):
         sys.exit("; ".join(short))

@@ -8,7 +8,6 @@ Decode steps of each --batch-sizes with --context tokens, and the prefill of --p
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import record
@@ -22,9 +21,7 @@ from quire.engine.profile.step_profile import profile_step
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = record.parser(__doc__, "step_profile")
     parser.add_argument("--model", default="llama-3.2-1b", help="a shape's name, or a folder")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--quantization", default="none")
@@ -32,8 +29,6 @@ def main() -> None:
     parser.add_argument("--batch-sizes", default="1,16")
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--prefill", type=int, default=512)
-    parser.add_argument("--name", default="step_profile", help="name of the result file")
-    parser.add_argument("--out", default=str(record.RESULTS), help="folder of the result file")
     args = parser.parse_args()
     shape = Path(__file__).parent / "shapes" / args.model
     config = EngineConfig.from_options(
@@ -53,7 +48,7 @@ def main() -> None:
         show(profile, Console(highlight=False, width=WIDTH))
         row = {"model": args.model, "quantization": args.quantization}
         profiles.append(profile.as_json() | row)
-        record.save(args.name, gpu | {"profiles": profiles}, Path(args.out))
+        record.save(args.name, gpu | {"profiles": profiles}, args.out)
 
 
 if __name__ == "__main__":

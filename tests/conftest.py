@@ -17,10 +17,10 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 
 import faster_interpreter
 import pytest
+from gpu_marks import capability_here, missing_gpu
 from hypothesis import HealthCheck, settings
 from prepared_files import wait_for_prepared_files
 
@@ -48,15 +48,7 @@ LONG = [
 ]
 
 
-def _has_gpu() -> bool:
-    if not Path("/dev/nvidiactl").exists():
-        return False  # without an import of torch, which many tests do without
-    import torch
-
-    return torch.cuda.is_available()
-
-
-if not _has_gpu():
+if capability_here() == (0, 0):
     os.environ["TRITON_INTERPRET"] = "1"
 
 
@@ -95,6 +87,9 @@ def no_thread_left(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     index = {name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: index.get(item.path.name, len(LONG)))
+    for item in items:
+        if kind := missing_gpu(item.iter_markers("gpu"), capability_here()):
+            item.add_marker(pytest.mark.skip(reason=f"needs a {kind} GPU"))
 
 
 def pytest_collection_finish() -> None:

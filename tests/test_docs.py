@@ -248,7 +248,8 @@ def test_a_table_that_cannot_be_filled_is_an_error(
     tables = load_program(TABLES)
     (tmp_path / "empty.json").write_text('{"rows": []}')
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    monkeypatch.setattr(tables, "TABLES", dict.fromkeys(("empty", "lost"), str))
+    for name in ("empty", "lost"):
+        monkeypatch.setitem(tables.LIKE, name, "soak")
     with pytest.raises(tables.TableError, match=problem):
         tables.fill(text)
 

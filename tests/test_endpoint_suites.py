@@ -40,7 +40,7 @@ def test_outcomes_that_nobody_named_are_not_judged(tmp_path: Path) -> None:
     """An older run, of another version perhaps, left them in the temporary folder."""
     (tmp_path / "endpoint_suites.jsonl").write_text("")
     ended = subprocess.run(
-        [sys.executable, FOLDER.with_suffix(".py"), "--results", tmp_path],
+        [sys.executable, FOLDER.with_suffix(".py"), "--out", tmp_path],
         env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (ended.returncode, "--rows" in ended.stderr) == (2, True)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from server_process import start_server
 
 from quire.processes import die_with_parent
 from reliability.wire import Connection, ask
@@ -144,22 +145,21 @@ async def serve(
     environment = os.environ | ({"TMPDIR": temporary} if temporary else {})
     with tempfile.TemporaryDirectory() as folder:
         admin, log = f"{folder}/admin.sock", Path(folder, "log")
-        command = [sys.executable, "-m", "quire", "serve", "--port", "0", "--admin-uds", admin]
         with log.open("w") as errors:
-            process = subprocess.Popen(
-                [*command, *options],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE if unread_log else errors,
-                text=True,
-                preexec_fn=die_with_parent,
-            )
-            assert process.stdout is not None
-            ready = re.search(r"ready at (http://\S+)", process.stdout.readline())
-            if ready is None:
-                raise SystemExit(f"the server did not start:\n{log.read_text()}")
+            to = subprocess.PIPE if unread_log else errors
             try:
-                yield Server(ready[1], process.pid, admin, temporary)
+                process, url = start_server(
+                    "--admin-uds",
+                    admin,
+                    *options,
+                    env=environment,
+                    stderr=to,
+                    preexec_fn=die_with_parent,
+                )
+            except RuntimeError:
+                raise SystemExit(f"the server did not start:\n{log.read_text()}") from None
+            try:
+                yield Server(url, process.pid, admin, temporary)
             finally:
                 process.send_signal(signal.SIGTERM)
                 process.wait(PATIENCE)

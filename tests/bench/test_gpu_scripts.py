@@ -17,7 +17,9 @@ from quire.processes import is_alive
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SAVING = [
-    path for path in sorted(BENCHMARKS.glob("gpu_*.py")) if "record.save(" in path.read_text()
+    path
+    for path in sorted(BENCHMARKS.glob("gpu_*.py"))
+    if re.search(r"\bsave\(", path.read_text()) and path.name != "gpu_timing.py"
 ]
 STARTS_SERVER = """
 import sys
@@ -31,7 +33,8 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("path", SAVING, ids=lambda path: path.stem)
 def test_what_saves_figures_of_a_gpu_asks_for_one(path: Path) -> None:
-    assert re.search(r"^ {4,8}record\.require_gpu\(\)", path.read_text(), re.MULTILINE)
+    asks = r"^ {4,8}(record\.require_gpu\(\)|args = parse_on_gpu\(parser\))"
+    assert re.search(asks, path.read_text(), re.MULTILINE)
 
 
 def test_options_that_are_not_given_have_values(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from argparse import Namespace
-from functools import partial
 from pathlib import Path
 
 import cpu_attention
@@ -32,7 +31,8 @@ def test_a_try_leaves_recorded_results_as_they_are(
     variable: str, option: list[str], folder: str, tmp_path: Path
 ) -> None:
     shutil.copy(record.__file__, tmp_path)
-    code = "import record; print(record.save('x', {'rows': []}))"
+    code = "import record; args = record.parser('', 'x').parse_args()"
+    code += "; print(record.save(args.name, {'rows': []}, args.out))"
     command = [sys.executable, "-c", code, *option]
     env = os.environ | {"QUIRE_RECORD": variable, "PYTHONPATH": ""}
     done = subprocess.run(
@@ -96,17 +96,14 @@ def test_a_script_that_lacks_something_says_it_in_a_line(words: str, said: str) 
     assert said in done.stderr
 
 
-def test_a_trial_leaves_stored_figures_alone(
+def test_a_program_saves_where_its_options_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    saved = partial(record.save, folder=tmp_path)
-    monkeypatch.setattr(record, "save", saved)
     words = ["prefix_caching.py", "--prompts=2", "--input-len=48", "--shared-len=32"]
-    for more, files in (([], []), (["--save"], ["prefix_caching.json"])):
-        monkeypatch.setattr(sys, "argv", [*words, *more])
-        prefix_caching.main()
-        assert "off / on: {" in capsys.readouterr().out
-        assert [file.name for file in tmp_path.iterdir()] == files
+    monkeypatch.setattr(sys, "argv", [*words, "--name", "tried", "--out", str(tmp_path)])
+    prefix_caching.main()
+    assert "off / on: {" in capsys.readouterr().out
+    assert json.loads((tmp_path / "tried.json").read_text())["prompts"] == 2
 
 
 def test_attention_is_timed_compiled_and_by_pytorch() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scripted_server import Script, chat_events, chunked, event, raw, scripted_server
-from serving_table import serving
+from serving_table import vllm_serving
 from workloads import plan, steady
 from workloads.cached_prompts import cached_prompt_requests
 from workloads.figures import RequestResult, line, summarize
@@ -268,5 +268,5 @@ def test_ratios_above_one_are_better(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = {"levels": [row(ttft_p50=25, itl_p50=2.5, tok_s=400, ok=8)], "starts": []}
     monkeypatch.setattr("serving_table.tracked", lambda _name: ours)
     peer = {"source": "vLLM.", "starts": [], "levels": [row(ttft_p50=50, itl_p50=5, tok_s=200)]}
-    text = serving(peer | {"saturation": {"rewrite-1b": 1213}})
+    text = vllm_serving(peer | {"saturation": {"rewrite-1b": 1213}})
     assert "| 1 | 50 / - · 5 / - · 200 | 25 / - · 2.5 / - · 400 | 2.00 · 2.00 · 2.00 |" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import shutil
@@ -77,8 +78,10 @@ def change(model: Path, name: str, value: float) -> None:
     save_file(tensors, file, {"format": "pt", "source": "changed"})
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("name", [LINEAR, NORM, "model.embed_tokens.weight"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(LINEAR, math.nan), (NORM, math.inf), ("model.embed_tokens.weight", -math.inf)],
+)
 def test_weights_that_are_not_finite_are_named(
     model: Path, quantized: Path, capsys: pytest.CaptureFixture[str], name: str, value: float
 ) -> None:

@@ -45,33 +45,31 @@ def read_ready(process: subprocess.Popen[str]) -> tuple[str, int]:
     return text, int(found[1])
 
 
-@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-def test_serve(sent: signal.Signals, status: int) -> None:
-    with serving("--log-level", "warning") as process:
+@pytest.mark.parametrize(
+    ("sent", "status", "key"),
+    [(signal.SIGINT, 130, {}), (signal.SIGTERM, 0, {"QUIRE_API_KEY": "sesame"})],
+    ids=["Ctrl-C", "key of the environment"],
+)
+def test_serve(sent: signal.Signals, status: int, key: dict[str, str]) -> None:
+    with serving("--log-level", "warning", **key) as process:
         text, port = read_ready(process)
         assert "quire-tiny: null on null, context 4,096" in text
         assert "1,048,576 tokens: 65,536 blocks of 16, 0 MiB" in text
         assert f"curl http://127.0.0.1:{port}/v1/chat/completions -H" in text
+        assert ("Authorization: Bearer" in text) == bool(key)
+        assert "sesame" not in text
         with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
             body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5})
             headers = {"Content-Type": "application/json"}
             connection.request("POST", "/v1/chat/completions", body, headers)
-            answer = json.load(connection.getresponse())
-        assert answer["usage"]["completion_tokens"] == 5
+            reply = connection.getresponse()
+            answer = json.load(reply)
+        assert reply.status == (401 if key else 200)
+        assert key or answer["usage"]["completion_tokens"] == 5
         process.send_signal(sent)
         assert process.wait(10) == status
         assert process.stderr is not None
         assert process.stderr.read() == ""
-
-
-def test_serve_key_from_the_environment() -> None:
-    with serving(QUIRE_API_KEY="sesame") as process:
-        text, port = read_ready(process)
-        assert "Authorization: Bearer" in text
-        assert "sesame" not in text
-        with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
-            connection.request("GET", "/v1/models")
-            assert connection.getresponse().status == 401
 
 
 def test_keys_may_be_given_one_by_one() -> None:

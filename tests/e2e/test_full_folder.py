@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 from server_process import end_server, running_server
-from test_processes import Server, wait_until
+from streams import wait_until
+from test_processes import Server
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-import torch
 from test_mixed_load import Served, make_requests, serve
 
 from quire.config import EngineConfig
@@ -14,10 +13,7 @@ from quire.engine.core.engine_core import EngineCore
 from quire.engine.core.step_sizes import StepSize, StepSizes
 from quire.engine.startup.start_engine import start_engine
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 # prompts whose last step has neither few tokens nor as many as the others
 REQUESTS = make_requests(seed=7, scale=60)[:60]
 

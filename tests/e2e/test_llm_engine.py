@@ -226,15 +226,6 @@ def test_an_error_within_another_call_ends_all_and_breaks_nothing(
         assert run(engine)["a"][-1].outputs[0].text == texts[0]
 
 
-def test_asleep_and_awake(engine: LLMEngine, texts: list[str]) -> None:
-    engine.add_request("a", PROMPTS[0], PARAMS)
-    engine.sleep()
-    assert not engine.has_unfinished_requests()
-    engine.wake_up()
-    engine.add_request("a", PROMPTS[2], PARAMS)
-    assert run(engine)["a"][-1].outputs[0].text == texts[2]
-
-
 def test_streams_at_a_time(texts: list[str]) -> None:
     async def last(llm: AsyncLLM, index: int) -> str:
         text = ""

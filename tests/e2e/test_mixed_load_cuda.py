@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch
 from test_mixed_load import make_requests, one_by_one, serve
 
 from quire.config import EngineConfig
@@ -14,10 +13,7 @@ from quire.core.messages import AddRequest
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.startup.start_engine import start_engine
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 PRESSURE = {"block_size": 4, "num_blocks": 250, "max_num_batched_tokens": 256}
 
 

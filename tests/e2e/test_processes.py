@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +20,13 @@ from pathlib import Path
 import psutil
 import pytest
 from server_process import end_server, start_server
+from streams import PATIENCE, Stream, wait_until
 
 NUM_STREAMS = 8
 LENGTH = 400
+SAMPLED = {"max_tokens": LENGTH, "seed": 7, "temperature": 1.0}
 PROMPTS = [f"stream number {number}" for number in range(NUM_STREAMS)]
-# Far more than a busy machine needs: the first is how long a failure takes to show, the second
-# how long a process may get no processor.
-PATIENCE = 120.0
-HANG_SECONDS = 5
+HANG_SECONDS = 5  # far more than a process gets no processor on a busy machine
 
 
 @dataclass
@@ -54,51 +53,15 @@ class Server:
     def workers(self) -> list[psutil.Process]:
         return self.children("quire.server.worker")
 
-    def body(self, prompt: str, **fields: object) -> bytes:
-        sampling_fields = {"max_tokens": LENGTH, "ignore_eos": True, "seed": 7, "temperature": 1.0}
-        return json.dumps({"prompt": prompt} | sampling_fields | fields).encode()
+    def stream(self, prompt: str, **fields: object) -> Stream:
+        return Stream(self.url, prompt=prompt, **SAMPLED | fields)
 
     def complete(self, prompt: str, **fields: object) -> str:
-        request = urllib.request.Request(
-            f"{self.url}/v1/completions",
-            self.body(prompt, **fields),
-            {"Content-Type": "application/json"},
-        )
+        body = json.dumps({"prompt": prompt, "ignore_eos": True} | SAMPLED | fields).encode()
+        header = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.url}/v1/completions", body, header)
         with urllib.request.urlopen(request, timeout=PATIENCE) as response:
             return json.load(response)["choices"][0]["text"]
-
-
-class Stream(threading.Thread):
-    """Reads one streamed completion: its text, and how many events have come."""
-
-    def __init__(self, server: Server, prompt: str, length: int = LENGTH) -> None:
-        super().__init__(daemon=True)
-        self._server = server
-        self._body = server.body(prompt, stream=True, max_tokens=length)
-        self.text, self.num_events, self.is_whole = "", 0, False
-        self.start()
-
-    def run(self) -> None:
-        host = self._server.url.removeprefix("http://")
-        connection = http.client.HTTPConnection(host, timeout=PATIENCE)
-        header = {"Content-Type": "application/json"}
-        connection.request("POST", "/v1/completions", self._body, header)
-        with contextlib.suppress(http.client.HTTPException, OSError):  # its server was killed
-            for line in connection.getresponse():
-                data = line.removeprefix(b"data: ").strip()
-                if data == b"[DONE]":
-                    self.is_whole = True
-                elif data:
-                    self.text += json.loads(data)["choices"][0]["text"]
-                    self.num_events += 1
-        connection.close()
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def has_replaced(server: Server, lost: list[psutil.Process]) -> bool:
@@ -140,7 +103,7 @@ def undisturbed(server: Server) -> list[str]:
 
 def begin_streams(server: Server) -> list[Stream]:
     """Start a stream for each prompt, and wait until each is in the middle of its answer."""
-    streams = [Stream(server, prompt) for prompt in PROMPTS]
+    streams = [server.stream(prompt) for prompt in PROMPTS]
     wait_until(lambda: all(stream.num_events >= 3 for stream in streams))
     assert not any(stream.is_whole for stream in streams), "too late: make the answers longer"
     return streams
@@ -245,7 +208,7 @@ def test_a_server_that_was_stopped_as_a_whole_goes_on(
 def test_streams_outlive_engines_that_are_killed_again_and_again(server: Server) -> None:
     """The streams ran in each of these engines, but did not cause the deaths."""
     alone = server.complete("a long one", max_tokens=1500)
-    stream = Stream(server, "a long one", 1500)
+    stream = server.stream("a long one", max_tokens=1500)
     for _ in range(3):
         num_events = stream.num_events
         wait_until(lambda before=num_events: stream.num_events > before + 3 or stream.is_whole)
@@ -257,7 +220,7 @@ def test_streams_outlive_engines_that_are_killed_again_and_again(server: Server)
 
 def test_the_requests_of_a_killed_api_process_are_aborted(server: Server) -> None:
     """The engine becomes idle; long answers would keep it busy."""
-    streams = [Stream(server, prompt, length=1900) for prompt in PROMPTS]
+    streams = [server.stream(prompt, max_tokens=1900) for prompt in PROMPTS]
     wait_until(lambda: all(stream.num_events for stream in streams))
     for worker in server.workers:
         worker.kill()
@@ -275,7 +238,7 @@ def test_the_requests_of_a_killed_api_process_are_aborted(server: Server) -> Non
 def test_nobody_outlives_the_parent(tiny_model: Path) -> None:
     process, server = serve(tiny_model)
     children = [server.engine, *server.workers]
-    streams = [Stream(server, prompt) for prompt in PROMPTS]
+    streams = [server.stream(prompt) for prompt in PROMPTS]
     wait_until(lambda: all(stream.num_events for stream in streams))
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()

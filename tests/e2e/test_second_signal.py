@@ -9,9 +9,9 @@ import time
 import urllib.request
 
 from server_process import running_server
+from streams import PATIENCE, wait_until
 
 NUM_STREAMS = 6
-PATIENCE = 30.0
 ENDLESS = ["--load-format", "null", "--max-model-len", "400000", "--num-blocks", "65536"]
 
 
@@ -34,17 +34,10 @@ class Stream(threading.Thread):
                 self.data += data
 
 
-def wait_until_all_run(streams: list[Stream]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not all(stream.data for stream in streams):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_streams_that_a_second_signal_cuts_end_with_an_error() -> None:
     with running_server("--api-server-count", "2", *ENDLESS) as (process, url):
         streams = [Stream(url) for _ in range(NUM_STREAMS)]
-        wait_until_all_run(streams)
+        wait_until(lambda: all(stream.data for stream in streams))
         process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
         assert all(stream.is_alive() for stream in streams)

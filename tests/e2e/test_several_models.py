@@ -6,11 +6,9 @@ import json
 import re
 import shutil
 import socket
-import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from server_process import end_server, running_server
+from streams import PATIENCE, Stream, wait_until
 
 from quire.core.sampling_params import SamplingParams
 from quire.kernels.cpu.native import set_num_threads
@@ -29,7 +28,6 @@ from quire.models.config.quality_report import QUALITY_FILE, write_report
 
 MODELS = {"chat": "quire-tiny", "small": "quire-tiny-draft"}
 PROMPTS = [f"stream number {number}" for number in range(2)]
-PATIENCE = 60.0
 LENGTH = 100
 ENDLESS = 1_000_000  # tokens, which take minutes also without a model
 
@@ -70,6 +68,10 @@ class Server:
         assert status == 200, reply
         return str(reply["choices"][0]["text"])
 
+    def stream(self, model: str, prompt: str, length: int = LENGTH) -> Stream:
+        fields = {"model": model, "prompt": prompt, "max_tokens": length, "temperature": 0}
+        return Stream(self.url, **fields)
+
     def states(self) -> dict[str, str]:
         return {m["name"]: m["state"] for m in self.order("GET", "/admin/models")["models"]}
 
@@ -86,58 +88,11 @@ class Server:
         return json.loads(reply.partition(b"\r\n\r\n")[2])  # type: ignore[no-any-return]
 
 
-class Stream(threading.Thread):
-    """Reads one streamed completion."""
-
-    def __init__(self, server: Server, model: str, prompt: str, length: int = LENGTH) -> None:
-        super().__init__(daemon=True)
-        sampling_fields = {
-            "max_tokens": length,
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": True,
-        }
-        self._request = urllib.request.Request(
-            server.url + "/v1/completions",
-            json.dumps({"model": model, "prompt": prompt} | sampling_fields).encode(),
-            {"Content-Type": "application/json"},
-        )
-        self.text, self.num_events, self.gaps = "", 0, [0.0]
-        self.error: dict[str, Any] = {}
-        self._leaves = False
-        self.start()
-
-    def run(self) -> None:
-        with urllib.request.urlopen(self._request, timeout=PATIENCE) as response:
-            for line in response:
-                if self._leaves:
-                    return
-                data = line.removeprefix(b"data: ").strip()
-                if data and data != b"[DONE]":
-                    chunk = json.loads(data)
-                    self.error = chunk.get("error", {})
-                    self.text += "" if self.error else chunk["choices"][0]["text"]
-                    self.num_events += 1
-
-    def leave(self) -> None:
-        """Close the connection while the answer goes on."""
-        self._leaves = True
-        self.join(PATIENCE)
-        assert not self.is_alive()
-
-
 @contextmanager
 def serve(admin: Path, *options: str) -> Iterator[Server]:
     with running_server("--admin-uds", str(admin), *options) as (process, url):
         yield Server(psutil.Process(process.pid), url, admin)
         end_server(process)
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 # ---------------------------------------------------------------------- real models
@@ -193,7 +148,7 @@ def most_resident(process: psutil.Process) -> int:
 def test_a_killed_engine_is_nothing_to_the_others(
     server: Server, alone: dict[tuple[str, str], str]
 ) -> None:
-    streams = {key: Stream(server, *key) for key in alone}
+    streams = {key: server.stream(*key) for key in alone}
     wait_until(lambda: all(stream.num_events >= 1 for stream in streams.values()))
     sizes = {engine.memory_info().rss: engine for engine in server.engines}
     victim, other = sizes[min(sizes)], sizes[max(sizes)]
@@ -278,8 +233,8 @@ def test_the_least_recently_used_one_leaves(memory_for_two: Server) -> None:
 def test_models_in_use_stay(memory_for_two: Server) -> None:
     memory_for_two.complete("a", "x")
     memory_for_two.complete("c", "x")
-    streams = [Stream(memory_for_two, name, "x", length=4000) for name in "ac"]
-    endless = [Stream(memory_for_two, name, "x", length=ENDLESS) for name in "ac"]
+    streams = [memory_for_two.stream(name, "x", length=4000) for name in "ac"]
+    endless = [memory_for_two.stream(name, "x", length=ENDLESS) for name in "ac"]
     wait_until(lambda: all(stream.num_events for stream in (*streams, *endless)))
     status, reply = memory_for_two.ask("/v1/completions", model="b", prompt="x")
     assert (status, reply["error"]["code"]) == (503, "model_not_loaded")
@@ -304,13 +259,13 @@ def test_an_administrator_unloads_a_model_when_its_requests_are_done(
     memory_for_two: Server,
 ) -> None:
     memory_for_two.complete("a", "x")
-    running = Stream(memory_for_two, "a", "x", length=2000)
+    running = memory_for_two.stream("a", "x", length=2000)
     wait_until(lambda: running.num_events > 0)
     reply = memory_for_two.order("POST", "/admin/models/unload", model="a")
     assert (reply["state"], running.error) == ("unloaded", {})
     running.join(PATIENCE)
     assert running.text
-    endless = Stream(memory_for_two, "a", "x", length=ENDLESS)
+    endless = memory_for_two.stream("a", "x", length=ENDLESS)
     wait_until(lambda: endless.num_events > 0)
     memory_for_two.order("POST", "/admin/models/unload", model="a", grace=0)
     endless.join(PATIENCE)

@@ -6,7 +6,6 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 from test_mixed_load import serve
 
 from quire.config import EngineConfig
@@ -15,10 +14,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.startup.start_engine import start_engine
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def start(model: Path, **options: object) -> EngineCore:

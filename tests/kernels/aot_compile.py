@@ -31,26 +31,52 @@ class Compiled:
     misaligned: list[int]  # where TMA stores in shared memory beside multiples of 128 bytes
 
 
+# types of arguments by their names, where they are not those of `_usual_type`
+_NAMED = {
+    "*i32": "arrival bin_counts block_table chunks counter counters decode_tiles first_keys lens "
+    "listed num_tiles other_tiles plan positions query_start query_tiles reaches rows runs "
+    "seq_lens shared_index shared_plan status tiles tokens work",
+    "*i64": "aims best bin_masses masses params ranked slots",
+    "*u64": "levels",
+    "*fp16": "group_scale",
+    "*fp32": "logits lowest part partial row_scale scale scales shared_stats shared_sums squares "
+    "squares_out stats sums w_scale x_scale",
+}
+_TYPES = {f"{name}_ptr": kind for kind, names in _NAMED.items() for name in names.split()}
+_TYPES |= dict.fromkeys(["eps", "head_eps", "scale"], "fp32")
+
+
+def _usual_type(name: str) -> str:
+    """Triton's name of an argument's type: pointers are to bfloat16, all else is a number."""
+    return _TYPES.get(name) or ("*bf16" if name.endswith("_ptr") else "i32")
+
+
 def compile_kernel(
     kernel: Any,
-    types: Mapping[str, str],
-    constants: Mapping[str, Any],
     capability: int,
+    given: Mapping[str, Any],
     *,
-    num_warps: int,
+    num_warps: int = 4,
     launch_pdl: bool = False,
     enable_fp_fusion: bool = True,
     maxnreg: int | None = None,
 ) -> Compiled:
     """Compile for a compute capability such as 90.
 
-    types: arguments' types by Triton's names, such as "*bf16", "i32"; pointers and strides are
-    taken as divisible by 16. constants: values of all other arguments.
+    given: the constants, and of other arguments the types by Triton's names, such as "*bf16", that
+    are not the usual ones. Pointers and strides are taken as divisible by 16.
     """
+    types = {n: v for n, v in given.items() if isinstance(v, str) and not n.isupper()}
+    constants = {n: v for n, v in given.items() if n not in types}
     # the workers of precompile.py would read such a text as the dtype, and compile another kernel
     assert not any(map(tl.dtype.is_dtype, constants.values())), f"names of dtypes in {constants}"
     names: list[str] = kernel.arg_names
-    signature = {name: types.get(name, "constexpr") for name in names}
+    missing = {n for n in names if n.isupper() and len(n) > 1} - set(constants)
+    assert not missing, f"constants without a value: {missing}"
+    signature = {
+        name: "constexpr" if name in constants else types.get(name) or _usual_type(name)
+        for name in names
+    }
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(
         kernel,
         signature,

@@ -22,6 +22,12 @@ def _seeded(request: pytest.FixtureRequest) -> None:
     torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
 
 
+@pytest.fixture
+def one_thread() -> None:
+    """Beside Triton's interpreter, which has one."""
+    native.set_num_threads(1)
+
+
 @pytest.fixture(params=["avx2", "avx512"])
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
     """The compiled kernels of each instruction set in turn, where this processor runs it."""

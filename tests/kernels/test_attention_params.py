@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from device import DEVICE, ON_EITHER
 from test_shared_attention import on_device, shared_case
-from test_triton_kernels import DEVICE, DTYPES, ON_GPU, close, moved, with_dtypes
+from test_triton_kernels import DTYPES, close, moved, with_dtypes
 from torch import Tensor
 from twins import attention_case, device_case, normal
 
@@ -22,7 +23,7 @@ from quire.kernels.triton.launch.attention_config import DecodeConfig, HopperDec
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.paged_attention import decode_attention
 
-pytestmark = [pytest.mark.gpu] if ON_GPU else []
+pytestmark = ON_EITHER
 VERSIONS = {
     "cpu": kernels_for("cpu"),
     "triton": kernels_for("cuda"),

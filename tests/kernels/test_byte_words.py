@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from device import DEVICE, HOPPER, ON_EITHER, ON_GPU
 from ptx import bf16_pair, run_ptx
-from test_triton_kernels import DEVICE, ON_GPU, check_fused, moved
+from test_triton_kernels import check_fused, moved
 from torch import Tensor
 from twins import error_of, normal
 
@@ -21,7 +22,6 @@ from quire.kernels.byte_operands import (
     Fp8Blocks,
     Int8Blocks,
 )
-from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.formats.table import format_of
 from quire.kernels.formats.weight_format import WeightFormat
@@ -34,6 +34,8 @@ from quire.kernels.triton.gemm.byte_rows_config import (
     byte_rows_configs,
 )
 from quire.kernels.triton.gemm.int4_config import WIDE
+from quire.kernels.triton.hopper.hopper_block_gemm import multiply_blocks
+from quire.kernels.triton.hopper.hopper_byte_rows import multiply_byte_rows
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS
 from quire.kernels.triton.ops import byte_linear, byte_words
 from quire.kernels.triton.ops.byte_linear import BYTES, multiplies_blocks
@@ -46,11 +48,7 @@ from quire.kernels.triton.ops.skinny_gemm import (
 from quire.kernels.triton.step.block_rounding import quantize_blocks, silu_and_mul_blocks
 from quire.kernels.triton.step.elementwise import quantize_rows, rms_norm_residual_rounded
 
-pytestmark = [pytest.mark.gpu] if ON_GPU else []
-HOPPER = ON_GPU and torch.cuda.get_device_capability() == (9, 0)
-if HOPPER:
-    from quire.kernels.triton.hopper.hopper_block_gemm import multiply_blocks
-    from quire.kernels.triton.hopper.hopper_byte_rows import multiply_byte_rows
+pytestmark = [*ON_EITHER, pytest.mark.usefixtures("one_thread")]
 SPECS = (
     QuantSpec("int8_group", 128),
     QuantSpec("int8_group", 32, zeros=True),
@@ -60,11 +58,6 @@ SPECS = (
 )
 EACH = pytest.mark.parametrize("spec", SPECS, ids=str)
 ALONE, BLOCKS_ALONE = QuantSpec("fp8_a16"), QuantSpec("fp8_block_a16", 128)  # inputs are exact
-
-
-@pytest.fixture(autouse=True)
-def _single_threaded() -> None:
-    set_num_threads(1)
 
 
 def rows_of(found: WeightFormat, n: int, k: int) -> ByteWeight:
@@ -384,7 +377,7 @@ def test_bytes_are_those_of_the_memory_plan() -> None:
         assert sum(own.nbytes for own in tensors.values()) == found.num_bytes(64, k)
 
 
-HOPPER_ONLY = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+HOPPER_ONLY = pytest.mark.gpu("Hopper")
 ROWS = 1, 2, 3, 5, 8, 16, 17, 33, 64, 65, 128, 129, 300, 700
 
 

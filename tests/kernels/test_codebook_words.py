@@ -10,12 +10,12 @@ from types import ModuleType
 import pytest
 import torch
 import torch.nn.functional as F
+from device import DEVICE, ON_EITHER
 from ptx import pair_of, run_ptx, word_of
-from test_triton_kernels import DEVICE, ON_GPU, check_fused, moved
+from test_triton_kernels import check_fused, moved
 from torch import Tensor
 from twins import error_of, normal
 
-from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.formats.codebook_format import CodebookFormat
 from quire.kernels.formats.mxfp4 import MXFP4
@@ -39,14 +39,8 @@ from quire.kernels.triton.ops.skinny_gemm import (
 )
 from quire.kernels.triton.step.elementwise import quantize_rows
 
-pytestmark = [pytest.mark.gpu] if ON_GPU else []
-HOPPER = ON_GPU and torch.cuda.get_device_capability() == (9, 0)
+pytestmark = [*ON_EITHER, pytest.mark.usefixtures("one_thread")]
 FORMATS = pytest.mark.parametrize("found", [NF4, MXFP4], ids=lambda each: each.name)
-
-
-@pytest.fixture(autouse=True)
-def _single_threaded() -> None:
-    set_num_threads(1)
 
 
 def rows_of(found: CodebookFormat, n: int, k: int) -> CodebookWeight:
@@ -227,7 +221,7 @@ def test_a_table_fits_beside_a_ring(n: int, k: int, head_dim: int, rows: int) ->
     assert programs_that_fit(found, partial(shared_memory_of, rows, k)) >= 8 // found.warps
 
 
-HOPPER_ONLY = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+HOPPER_ONLY = pytest.mark.gpu("Hopper")
 ROWS = 1, 2, 3, 8, 16, 17, 32, 33, 64, 65, 128, 129, 300, 2048
 
 

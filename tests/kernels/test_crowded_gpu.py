@@ -15,11 +15,7 @@ import pytest
 import torch
 from gpu_layers import GpuLayers, bits_of
 
-HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not HAS_FP8, reason="needs a GPU that converts FP8"),
-]
+pytestmark = pytest.mark.gpu("FP8")
 SECONDS = 1.5  # for each batch
 STEPS = 8  # of a graph
 # queries and keys of requests: decodes of one product's rows each, and chunks behind decodes

@@ -13,17 +13,12 @@ from twins import CASES, FORMATS, THROUGH, TOLERANCES, WRITING, operation_of
 
 from quire.kernels import reference
 from quire.kernels.cpu import native, torch_matmul
-from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import Kernels, describe, kernels_for, operations_for
 from quire.kernels.operands import Fp8Weight, ResidualState, RopeWriteKV
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = {field.name for field in fields(Kernels)}
 PACKED = ("linear", *FORMATS, "rms_norm_linear", "linear_silu", "linear_gelu", "linear_add_norm")
-
-
-@pytest.fixture(autouse=True)
-def _single_threaded() -> None:
-    set_num_threads(1)
 
 
 def test_every_operation_is_compared() -> None:

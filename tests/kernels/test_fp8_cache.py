@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_triton_kernels import DEVICE, ON_GPU, TWINS, close, moved
+from device import DEVICE, ON_EITHER, ON_GPU
+from test_triton_kernels import TWINS, close, moved
 from torch import Tensor
 from twins import attention_case, normal
 
@@ -15,7 +16,7 @@ from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.triton.ops.rounded_rows import multiplies_fp8
 
-pytestmark = [pytest.mark.gpu] if ON_GPU else []
+pytestmark = ON_EITHER
 VERSIONS = {"reference": TWINS, "cpu": kernels_for("cpu"), "triton": kernels_for("cuda")}
 if ON_GPU and not multiplies_fp8(DEVICE):
     del VERSIONS["triton"]

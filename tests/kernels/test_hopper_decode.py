@@ -19,11 +19,7 @@ from quire.kernels.triton.launch.attention_config import DecodeConfig, HopperDec
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops import paged_attention
 
-ON_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not ON_HOPPER, reason="needs a Hopper GPU"),
-]
+pytestmark = pytest.mark.gpu("Hopper")
 
 BATCHES = [
     ([1] * 10, [1, 33, 64, 65, 127, 128, 129, 700, 1950, 3001]),

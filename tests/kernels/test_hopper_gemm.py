@@ -15,8 +15,7 @@ from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.gpu_linear import FEW
 from quire.kernels.triton.ops.skinny_gemm import skinny_gemm, skinny_gemm_norm, skinny_gemm_silu
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
+pytestmark = pytest.mark.gpu("Hopper")
 DEVICE = torch.device("cuda", 0)
 SHAPES = [(1, 64, 128), (3, 200, 1008), (8, 384, 4096), (17, 100, 528), (64, 130, 1040)]
 SHAPES += [(16, 272, 1024), (33, 208, 1040), (64, 512, 2064)]

@@ -20,10 +20,6 @@ from quire.kernels.reference_quantized import (
     dequantize_int4,
     quantize_int4,
 )
-
-if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-    pytest.skip("needs a Hopper GPU", allow_module_level=True)
-
 from quire.kernels.triton.gemm.int4_config import Int4Config, int4_configs
 from quire.kernels.triton.gemm.int4_rows_config import int4_rows_configs
 from quire.kernels.triton.hopper.hopper_int4_rows import multiply_rows_int4
@@ -38,7 +34,7 @@ from quire.kernels.triton.ops.skinny_gemm import (
 )
 from quire.kernels.triton.step.elementwise import quantize_rows
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.gpu("Hopper")
 ROWS = 1, 2, 3, 5, 8, 16, 17, 33, 64, 65, 129, 200, 500, 1100
 
 

@@ -18,11 +18,7 @@ from quire.kernels.triton.attention.attention_plan import make_plan
 from quire.kernels.triton.launch.attention_config import DecodeConfig, HopperConfig, hopper_config
 from quire.kernels.triton.ops import hopper_prompts, paged_attention
 
-ON_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not ON_HOPPER, reason="needs a Hopper GPU"),
-]
+pytestmark = pytest.mark.gpu("Hopper")
 
 BATCHES = [
     ([128], [128]),

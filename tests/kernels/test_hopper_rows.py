@@ -17,8 +17,7 @@ from quire.kernels.triton.ops.fp8_linear import FP8 as FP8_LINEAR
 from quire.kernels.triton.step import elementwise
 from quire.kernels.triton.step.elementwise import quantize_rows
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
+pytestmark = pytest.mark.gpu("Hopper")
 DEVICE = torch.device("cuda", 0)
 CONFIGS = [
     RingConfig(64, 2, tiles=2),

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from device import ON_EITHER, ON_GPU
 from ptx import bf16_pair, run_ptx
 from test_shared_attention import on_device, shared_case
-from test_triton_kernels import ON_GPU, close, moved
+from test_triton_kernels import close, moved
 from torch import Tensor
 from twins import attention_case, normal, rotary_case
 
@@ -19,7 +20,7 @@ from quire.kernels.operands import KVScales
 from quire.kvcache.kv_sizes import block_bytes
 from quire.kvcache.kv_storage import allocate_kv
 
-pytestmark = [pytest.mark.gpu] if ON_GPU else []
+pytestmark = ON_EITHER
 TRITON, INVARIANT = (kernels_for("cuda", batch_invariant=invariant) for invariant in (False, True))
 BATCHES = [([1, 1, 1], [1, 40, 129]), ([1, 1, 5, 30], [64, 7, 90, 30])]
 

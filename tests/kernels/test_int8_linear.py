@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_triton_kernels import DEVICE, ON_GPU, moved
+from device import DEVICE, DTYPE, ON_EITHER, ON_GPU
+from test_triton_kernels import moved
 from torch import Tensor
 from twins import error_of, normal
 
 from quire.kernels import reference
-from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.operands import Fp8Rows, Fp8Weight, Int8Rows, Int8Weight, ResidualState
 from quire.kernels.reference_quantized import quantize_int8, round_int8
@@ -31,15 +31,7 @@ from quire.kernels.triton.ops.skinny_gemm import (
 )
 from quire.kernels.triton.step import elementwise
 
-pytestmark = [pytest.mark.gpu] if ON_GPU else []
-# the interpreter has no products of bfloat16
-DTYPE = torch.bfloat16 if ON_GPU else torch.float16
-HOPPER = ON_GPU and torch.cuda.get_device_capability() == (9, 0)
-
-
-@pytest.fixture(autouse=True)
-def _single_threaded() -> None:
-    set_num_threads(1)
+pytestmark = [*ON_EITHER, pytest.mark.usefixtures("one_thread")]
 
 
 def weight_of(n: int, k: int) -> Int8Weight:
@@ -189,7 +181,7 @@ def test_a_config_of_many_rows_fits_the_workspace(m: int, n: int, k: int) -> Non
         assert config.stages * config.tiles * 128 * (config.block_n + rows) < 227 * 1024
 
 
-HOPPER_ONLY = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+HOPPER_ONLY = pytest.mark.gpu("Hopper")
 ROWS = 1, 2, 8, 16, 17, 64, 128, 129, 200, 256, 300, 2048
 
 

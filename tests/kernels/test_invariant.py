@@ -14,16 +14,8 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from test_triton_kernels import (
-    DEVICE,
-    DTYPES,
-    ON_GPU,
-    TWINS,
-    close,
-    close_to_exact,
-    moved,
-    with_dtypes,
-)
+from device import DEVICE, ON_EITHER, ON_GPU
+from test_triton_kernels import DTYPES, TWINS, close, close_to_exact, moved, with_dtypes
 from test_triton_model import CONFIG, FAMILIES, build, logits
 from torch import Tensor
 from twins import CASES, attention_case, device_case, normal
@@ -49,7 +41,7 @@ from quire.kernels.triton.step.elementwise import quantize_rows
 from quire.models.config.model_config import ModelConfig
 from quire.quantization.scheme import SCHEMES
 
-pytestmark = [pytest.mark.gpu] if ON_GPU else []
+pytestmark = ON_EITHER
 KERNELS = kernels_for("cuda", batch_invariant=True)
 # the formats to which weights are quantized while they are loaded
 QUANTIZED = sorted({each for found in SCHEMES.values() for each in found["cuda"].choices}, key=str)

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from device import DEVICE, ON_EITHER, ON_GPU
 from torch import Tensor
 
 from quire.kernels import reference
@@ -16,9 +17,7 @@ from quire.kernels.triton.launch.attention_config import DequantizationConfig, h
 from quire.kernels.triton.ops.hopper_prompts import choose_dequantization
 from quire.kernels.triton.ops.paged_attention import scale_operands
 
-ON_GPU = torch.cuda.is_available()
-pytestmark = [pytest.mark.gpu] if ON_GPU else []
-DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
+pytestmark = ON_EITHER
 NOTHING = 77.0  # where nothing is written
 
 

@@ -10,11 +10,7 @@ from quire.kernels.triton.attention.attention_plan import Plan
 from quire.kernels.triton.ops import gpu_linear, paged_attention
 from quire.kernels.triton.step import elementwise
 
-HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not HAS_FP8, reason="needs a GPU that converts FP8"),
-]
+pytestmark = pytest.mark.gpu("FP8")
 
 
 @pytest.mark.parametrize("bits", [8, 16])

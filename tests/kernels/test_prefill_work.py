@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from device import DEVICE, ON_EITHER
 
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.triton.attention import attention_plan
@@ -14,9 +15,7 @@ from quire.kernels.triton.attention.attention_plan import Plan, _most_query_tile
 from quire.kernels.triton.launch.attention_config import DecodeConfig, HopperDecodeConfig
 from quire.kernels.triton.launch.workspace import workspace
 
-ON_GPU = torch.cuda.is_available()
-pytestmark = [pytest.mark.gpu] if ON_GPU else []
-DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
+pytestmark = ON_EITHER
 DECODES = HopperDecodeConfig(per_sm=1, slots=2, tile=64)
 
 

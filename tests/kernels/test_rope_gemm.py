@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from device import DEVICE, DTYPE, ON_EITHER, ON_GPU
 from torch import Tensor
 from twins import normal, rope_case
 
@@ -25,10 +26,7 @@ from quire.kernels.triton.ops.rounded_rows import multiplies_fp8
 from quire.kernels.triton.ops.skinny_gemm import skinny_gemm, skinny_gemm_rope
 from quire.kernels.triton.step.rope_kernels import rope_write_kv
 
-ON_GPU = torch.cuda.is_available()
-pytestmark = [pytest.mark.gpu] if ON_GPU else []
-DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
-DTYPE = torch.bfloat16 if ON_GPU else torch.float16  # the interpreter has no bfloat16 products
+pytestmark = ON_EITHER
 SKINNY = [
     SkinnyConfig(64, 64, 2, split=2),
     SkinnyConfig(128, 32, 3, per_sm=1),
@@ -74,7 +72,7 @@ def test_heads_are_those_of_two_kernels(
     assert not workspace(DEVICE).counters.any()
 
 
-@pytest.mark.skipif(not (ON_GPU and has_hopper_gpu(DEVICE)), reason="needs a Hopper GPU")
+@pytest.mark.gpu("Hopper")
 @pytest.mark.parametrize("rows", [1, 3, 8])
 @pytest.mark.parametrize("heads", [(6, 2, 128), (8, 4, 64)], ids=str)
 @pytest.mark.parametrize(("group", "zeros"), [(64, False), (32, True)])

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_triton_kernels import DTYPES, ON_GPU, close, moved
+from device import ON_EITHER, ON_GPU
+from test_triton_kernels import DTYPES, close, moved
 from torch import Tensor
 from twins import device_case
 
@@ -22,7 +23,7 @@ from quire.kernels.triton.attention.shared_prefix_attention import shared_attent
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops import paged_attention
 
-pytestmark = [pytest.mark.gpu] if ON_GPU else []
+pytestmark = ON_EITHER
 BLOCK_SIZE = 16
 GROUPS = [(list(range(1, 18)), 1), (list(range(20, 24)), 2)]  # rows, and 128s of tokens they share
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from device import DEVICE, ON_EITHER, ON_GPU
 from torch import Tensor
 from twins import (
     CASES,
@@ -27,7 +28,6 @@ from twins import (
 )
 
 from quire.kernels import reference
-from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import Kernels, kernels_for
 from quire.kernels.operands import Fp8Rows, Fp8Weight, ResidualState, RopeWriteKV
 from quire.kernels.triton import triton_operations
@@ -50,9 +50,7 @@ from quire.kernels.triton.ops.skinny_gemm import (
 )
 from quire.kernels.triton.step import elementwise, rope_kernels
 
-ON_GPU = torch.cuda.is_available()
-pytestmark = [pytest.mark.gpu] if ON_GPU else []
-DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
+pytestmark = [*ON_EITHER, pytest.mark.usefixtures("one_thread")]
 TOLERANCES = {torch.float32: 3e-6, torch.float16: 2e-3}  # twins round on their way, too
 if ON_GPU:
     # heads with norm and RoPE are rounded many times, and both results are up to 0.7 %
@@ -81,11 +79,6 @@ TWINS = kernels_for("meta")
 # GPU every fifth of attention's 108, in which nearly all pairs of what they vary occur
 EVERY = {"attention": 5} if ON_GPU else {"attention": 29, "linear": 6, "linear_fp8": 3}
 MOST_TOKENS = 1000 if ON_GPU else 40
-
-
-@pytest.fixture(autouse=True)
-def _single_threaded() -> None:
-    set_num_threads(1)
 
 
 def moved(argument: Any) -> Any:
@@ -311,7 +304,7 @@ def same_rounding(ours: Fp8Rows, stored: Tensor) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not ON_GPU, reason="the interpreter rounds to FP8 in its own way")
+@pytest.mark.gpu  # the interpreter rounds to FP8 in its own way
 @pytest.mark.parametrize("tokens", [1, 64, 65, 300])
 def test_activations_are_rounded_as_the_twin_says(tokens: int) -> None:
     x = moved(normal(tokens, 512, dtype=torch.bfloat16) * 3)
@@ -322,7 +315,7 @@ def test_activations_are_rounded_as_the_twin_says(tokens: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not ON_GPU, reason="the library's product is the GPU's")
+@pytest.mark.gpu  # the library's product is its own
 @pytest.mark.parametrize("tokens", [65, 300])
 def test_layers_round_rows_as_before_a_linear(tokens: int) -> None:
     x, residual = moved(normal(2, tokens, 512, dtype=torch.bfloat16))

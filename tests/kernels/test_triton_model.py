@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from device import DEVICE, ON_EITHER
 from torch import Tensor
 from twins import device_case
 
@@ -23,9 +24,7 @@ from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading.dummy_weights import fill_with_dummies
 from quire.quantization.scheme import Scheme
 
-ON_GPU = torch.cuda.is_available()
-pytestmark = [pytest.mark.gpu] if ON_GPU else []
-DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
+pytestmark = ON_EITHER
 TWINS = kernels_for("meta")
 CONFIG: dict[str, Any] = {
     "hidden_size": 32,

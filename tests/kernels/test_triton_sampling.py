@@ -10,31 +10,24 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from device import DEVICE, ON_EITHER, ON_GPU
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from quire.core.sampling_params import SamplingParams
-from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.triton.sampling.draw_kernels import Cut
 from quire.sampling.device_sampler import DeviceSampler
 from quire.sampling.host_logits import History
 from quire.sampling.sampler import Sampler
 from quire.sampling.sampling_state import SamplingState
 
-ON_GPU = torch.cuda.is_available()
-pytestmark = [pytest.mark.gpu] if ON_GPU else []
-DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
+pytestmark = [*ON_EITHER, pytest.mark.usefixtures("one_thread")]
 FEW = Cut(piece=128)
 BINNED = Cut(piece=128, ranked=2)  # nearly all rows have more candidates
 CROWDED = Cut(piece=128, bins=4, listed=4, ranked=2)  # bins overflow: their tokens are read again
 GREEDY = SamplingParams(temperature=0.0)
 PLAIN = SamplingParams()
-
-
-@pytest.fixture(autouse=True)
-def _single_threaded() -> None:
-    set_num_threads(1)
 
 
 class Table:
@@ -218,7 +211,7 @@ def test_any_sampling_param_is_drawn_as_on_the_host(
     table.check(logits, [0], [position])
 
 
-@pytest.mark.skipif(not ON_GPU, reason="takes too long in the interpreter")
+@pytest.mark.gpu  # takes too long in the interpreter
 @pytest.mark.parametrize("vocab", [128_256, 151_937])
 def test_large_vocabularies(vocab: int) -> None:
     for scale, temperature in itertools.product((0.2, 2.0, 6.0), (0.5, 1.0, 20.0)):
@@ -239,7 +232,7 @@ def test_large_vocabularies(vocab: int) -> None:
         )
 
 
-@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_graph_holds_it() -> None:
     table = Table(MIXED, 5000)
     logits = normal(6, 5000).to(DEVICE)

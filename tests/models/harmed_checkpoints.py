@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,13 @@ def check_refused(name: str, change: Change, message: str, folder: Path) -> None
 def case_id(value: object) -> str:
     """A test's id: texts as they are, changes by their names."""
     return value if isinstance(value, str) else value.__qualname__  # type: ignore[attr-defined]
+
+
+def refusals(*cases: tuple[str, Change, str]) -> Callable[..., None]:
+    """A test that each of these is refused: name, change and message of `check_refused`."""
+
+    @pytest.mark.parametrize(("name", "change", "message"), cases, ids=case_id)
+    def run(name: str, change: Change, message: str, tmp_path: Path) -> None:
+        check_refused(name, change, message, tmp_path)
+
+    return run

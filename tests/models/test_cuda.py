@@ -25,10 +25,7 @@ FAMILIES = [
     "gemma2_d256",
 ]
 FEW = 60  # tokens of a step: four bits multiply activations in 16 bits
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from harmed_checkpoints import case_id, check_refused, spoil
-from quantized_checkpoints import Change, stored_in
+from harmed_checkpoints import refusals, spoil
+from quantized_checkpoints import stored_in
 from torch import Tensor
 
 from quire.config_file import ConfigFile
@@ -136,19 +136,7 @@ def test_configs_that_are_not_read_are_refused(values: dict[str, Any], text: str
         read_bitsandbytes(ConfigFile(Path("config.json"), values))
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        (
-            "nf4",
-            spoil("weight.absmax"),
-            r"up_proj: its weight.absmax has a number that is not finite",
-        ),
-        ("llm_int8", spoil("SCB"), r"up_proj: its SCB has a number that is not finite; download"),
-    ],
-    ids=case_id,
+test_what_does_not_fit_bitsandbytes_is_refused_by_name = refusals(
+    ("nf4", spoil("weight.absmax"), r"up_proj: its weight.absmax has a number that is not finite"),
+    ("llm_int8", spoil("SCB"), r"up_proj: its SCB has a number that is not finite; download"),
 )
-def test_what_does_not_fit_bitsandbytes_is_refused_by_name(
-    name: str, change: Change, message: str, tmp_path: Path
-) -> None:
-    check_refused(name, change, message, tmp_path)

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from harmed_checkpoints import case_id, check_refused, configure, drop, only_one_scale, spoil
+from harmed_checkpoints import (
+    check_refused,
+    configure,
+    drop,
+    only_one_scale,
+    refusals,
+    spoil,
+)
 from harness import PagedModel, load_folder
 from quantized_checkpoints import METHODS, Change, write_quantized
 from torch import Tensor
@@ -107,62 +114,38 @@ def test_a_quantized_embedding_is_read(
     torch.testing.assert_close(PagedModel(found, config).prefill(prompt), theirs)
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        (
-            "packed",
-            transformed("input", "weight_input"),
-            r"transform_config.config_groups.R1 transforms activations, which is not computed",
-        ),
-        (
-            "packed",
-            configure(transform_config={"config_groups": {"R1": {"apply": 5}}}),
-            r"transform_config.config_groups.R1 transforms activations",
-        ),
-        ("packed", group_of(actorder="group"), r"missing: .*up_proj.weight_g_idx"),
-        ("packed", drop("weight_scale"), r"missing: model.layers.0.mlp.up_proj.weight_scale"),
-        ("packed", configure(config_groups={}), r"config_groups is missing"),
-        (
-            "packed",
-            configure(format="nvfp4-pack-quantized"),
-            r"num_bits is 4 \(int, group, symmetric",
-        ),
-        ("mxfp4", group_of(group_size=64), r"group_size is 64 \(group\), but MXFP4 has a scale"),
-        ("mxfp4", group_of(strategy="channel"), r"\(channel\), but MXFP4 has a scale for each 32"),
-        ("int8", configure(format="nvfp4-pack-quantized"), r"num_bits is 8 \(int, channel, symm"),
-        ("int4_bytes", large_code, r"up_proj: its weight has codes of more than 4 bits; take the"),
-        ("int4_bytes", group_of(group_size=64), r"weight_scale .*its shape is .*, not the .* quan"),
-        ("packed", other_shape, r"proj: its weight_shape is \[\d+, \d+\], but weight_packed has"),
-        ("packed", configure(ignore=["re:("]), r"ignore holds '\(', which is not a regular"),
-        ("packed", configure(ignore=["re:((a|b)+)+!"]), "ignore holds .*very long to match"),
-        ("packed", configure(ignore=["re:" + ".*" * 5]), "ignore holds .*very long to match"),
-        ("packed", configure(ignore=["re:" + "a" * 1001]), "ignore holds .*is too long"),
-        (
-            "packed",
-            configure(quantization_status="frozen"),
-            r"is 'frozen'; save the checkpoint com",
-        ),
-        (
-            "int8",
-            spoil("weight_scale"),
-            r"up_proj: its weight_scale has a number that is not finite",
-        ),
-        (
-            "int8",
-            only_one_scale,
-            r"weight_scale .*its shape is \[1\], not the \[256\] or",
-        ),
-        ("float_channel", only_one_scale, r"its shape is \[1\], not the \[256\] or"),
-        (
-            "float_block",
-            spoil("weight_scale"),
-            r"up_proj: its weight_scale has a number that is not finite",
-        ),
-    ],
-    ids=case_id,
+test_what_does_not_fit_compressed_tensors_is_refused_by_name = refusals(
+    (
+        "packed",
+        transformed("input", "weight_input"),
+        r"transform_config.config_groups.R1 transforms activations, which is not computed",
+    ),
+    (
+        "packed",
+        configure(transform_config={"config_groups": {"R1": {"apply": 5}}}),
+        r"transform_config.config_groups.R1 transforms activations",
+    ),
+    ("packed", group_of(actorder="group"), r"missing: .*up_proj.weight_g_idx"),
+    ("packed", drop("weight_scale"), r"missing: model.layers.0.mlp.up_proj.weight_scale"),
+    ("packed", configure(config_groups={}), r"config_groups is missing"),
+    ("packed", configure(format="nvfp4-pack-quantized"), r"num_bits is 4 \(int, group, symmetric"),
+    ("mxfp4", group_of(group_size=64), r"group_size is 64 \(group\), but MXFP4 has a scale"),
+    ("mxfp4", group_of(strategy="channel"), r"\(channel\), but MXFP4 has a scale for each 32"),
+    ("int8", configure(format="nvfp4-pack-quantized"), r"num_bits is 8 \(int, channel, symm"),
+    ("int4_bytes", large_code, r"up_proj: its weight has codes of more than 4 bits; take the"),
+    ("int4_bytes", group_of(group_size=64), r"weight_scale .*its shape is .*, not the .* quan"),
+    ("packed", other_shape, r"proj: its weight_shape is \[\d+, \d+\], but weight_packed has"),
+    ("packed", configure(ignore=["re:("]), r"ignore holds '\(', which is not a regular"),
+    ("packed", configure(ignore=["re:((a|b)+)+!"]), "ignore holds .*very long to match"),
+    ("packed", configure(ignore=["re:" + ".*" * 5]), "ignore holds .*very long to match"),
+    ("packed", configure(ignore=["re:" + "a" * 1001]), "ignore holds .*is too long"),
+    ("packed", configure(quantization_status="frozen"), r"is 'frozen'; save the checkpoint com"),
+    ("int8", spoil("weight_scale"), r"up_proj: its weight_scale has a number that is not finite"),
+    ("int8", only_one_scale, r"weight_scale .*its shape is \[1\], not the \[256\] or"),
+    ("float_channel", only_one_scale, r"its shape is \[1\], not the \[256\] or"),
+    (
+        "float_block",
+        spoil("weight_scale"),
+        r"up_proj: its weight_scale has a number that is not finite",
+    ),
 )
-def test_what_does_not_fit_compressed_tensors_is_refused_by_name(
-    name: str, change: Change, message: str, tmp_path: Path
-) -> None:
-    check_refused(name, change, message, tmp_path)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from harmed_checkpoints import case_id, check_refused, configure
+from harmed_checkpoints import case_id, check_refused, configure, refusals
 from harness import PagedModel, load_folder
 from quantized_checkpoints import DOWN, METHODS, Change, write_quantized
 from torch import Tensor
@@ -198,25 +198,17 @@ def test_files_beside_config_json_are_downloaded() -> None:
     assert set(QUANTIZATION_FILES) <= set(hub._SMALL)
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("awq", rename({"version": "format"}, format="gemv"), r"format is 'gemv'; take .*'gemm'"),
-        ("awq", configure(dynamic={".*": {"bits": 8}}), r"dynamic..\*.bits is 8, but AWQ is read"),
-        ("gptq", configure(is_marlin_format=True), r"is_marlin_format is true; take"),
-        (
-            "packed",
-            configure(sparsity_config={"format": "sparse-24-bitmask"}),
-            r"sparsity_config.format is 'sparse-24-bitmask'; save",
-        ),
-        ("modelopt", configure(quant_algo="FP8_PER_CHANNEL_PER_TOKEN"), r"its shape is \[\], not"),
-    ],
-    ids=case_id,
+test_other_layouts_are_refused_by_the_setting = refusals(
+    ("awq", rename({"version": "format"}, format="gemv"), r"format is 'gemv'; take .*'gemm'"),
+    ("awq", configure(dynamic={".*": {"bits": 8}}), r"dynamic..\*.bits is 8, but AWQ is read"),
+    ("gptq", configure(is_marlin_format=True), r"is_marlin_format is true; take"),
+    (
+        "packed",
+        configure(sparsity_config={"format": "sparse-24-bitmask"}),
+        r"sparsity_config.format is 'sparse-24-bitmask'; save",
+    ),
+    ("modelopt", configure(quant_algo="FP8_PER_CHANNEL_PER_TOKEN"), r"its shape is \[\], not"),
 )
-def test_other_layouts_are_refused_by_the_setting(
-    name: str, change: Change, message: str, tmp_path: Path
-) -> None:
-    check_refused(name, change, message, tmp_path)
 
 
 def keys_of(value: Any) -> set[str]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from harmed_checkpoints import case_id, cast, check_refused, configure, drop, spoil
+from harmed_checkpoints import cast, configure, drop, refusals, spoil
 from harness import load_folder
-from quantized_checkpoints import DOWN, METHODS, Change, write_quantized
+from quantized_checkpoints import DOWN, METHODS, write_quantized
 from torch import Tensor
 
 from quire.compress.model_parts import ModelParts
@@ -85,34 +85,18 @@ def test_codes_without_a_config_are_refused(tmp_path: Path) -> None:
         load_folder(tmp_path, prepared_weights="none")
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("modelopt", configure(quant_algo="NVFP4"), r"quant_algo is 'NVFP4'; take a checkpoint in"),
-        ("fp8", cast("weight", torch.bfloat16), r"up_proj.weight .*BF16, not the F8_E4M3"),
-        ("fp8", cast("weight", torch.float8_e4m3fnuz), r"weight .*F8_E4M3FNUZ, not the F8_E4M3"),
-        (
-            "fp8",
-            configure(weight_block_size=[128]),
-            r"weight_block_size is \[128\]; it must be two",
-        ),
-        ("fp8", configure(fmt="e5m2"), r"fmt is 'e5m2'; take a checkpoint in e4m3"),
-        ("fp8", configure(weight_scale_semantics="x"), r"weight_scale_semantics is 'x', which is"),
-        (
-            "fp8_reciprocal_block",
-            spoil("weight_scale_inv", 0.0),
-            r"its .*_inv divides by zero",
-        ),
-        (
-            "fp8_block_exponents",
-            spoil("weight_scale_inv"),
-            r"up_proj: its weight_scale_inv has a number that is not finite",
-        ),
-        ("fp8", drop("weight_scale"), r"missing: model.layers.0.mlp.up_proj.weight_scale"),
-    ],
-    ids=case_id,
+test_what_does_not_fit_fp8_is_refused_by_name = refusals(
+    ("modelopt", configure(quant_algo="NVFP4"), r"quant_algo is 'NVFP4'; take a checkpoint in"),
+    ("fp8", cast("weight", torch.bfloat16), r"up_proj.weight .*BF16, not the F8_E4M3"),
+    ("fp8", cast("weight", torch.float8_e4m3fnuz), r"weight .*F8_E4M3FNUZ, not the F8_E4M3"),
+    ("fp8", configure(weight_block_size=[128]), r"weight_block_size is \[128\]; it must be two"),
+    ("fp8", configure(fmt="e5m2"), r"fmt is 'e5m2'; take a checkpoint in e4m3"),
+    ("fp8", configure(weight_scale_semantics="x"), r"weight_scale_semantics is 'x', which is"),
+    ("fp8_reciprocal_block", spoil("weight_scale_inv", 0.0), r"its .*_inv divides by zero"),
+    (
+        "fp8_block_exponents",
+        spoil("weight_scale_inv"),
+        r"up_proj: its weight_scale_inv has a number that is not finite",
+    ),
+    ("fp8", drop("weight_scale"), r"missing: model.layers.0.mlp.up_proj.weight_scale"),
 )
-def test_what_does_not_fit_fp8_is_refused_by_name(
-    name: str, change: Change, message: str, tmp_path: Path
-) -> None:
-    check_refused(name, change, message, tmp_path)

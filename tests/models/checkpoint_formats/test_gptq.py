@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from harmed_checkpoints import case_id, check_refused, configure, drop, spoil
+from harmed_checkpoints import configure, drop, refusals, spoil
 from harness import load_folder
 from quantized_checkpoints import DOWN, Change, write_quantized
 from torch import Tensor
@@ -63,62 +62,42 @@ def test_biases_of_zeros_that_the_model_lacks_are_passed_over(tmp_path: Path) ->
     load_folder(tmp_path, prepared_weights="none")
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        (
-            "gptq",
-            configure(bits=8),
-            r"its shape is .*\(bits=8, group_size=\d+, sym=True, desc_act=F",
-        ),
-        ("gptq", configure(bits=3), r"bits is 3; take a checkpoint of 4 or 8 bits"),
-        (
-            "gptq",
-            configure(checkpoint_format="marlin"),
-            r"is 'marlin'; take a checkpoint in 'gptq'",
-        ),
-        *(
-            ("gptq", configure(checkpoint_format="gptq_v2", sym=sym), r"proj: its .*in 'gptq', but")
-            for sym in (True, False)
-        ),
-        ("gptq", as_version_2, r"proj: its .* in 'gptq_v2', but quant.* says 'gptq'; correct"),
-        ("gptq_v2", configure(checkpoint_format="gptq"), r"one off .*in 'gptq_v2', but .*'gptq'; "),
-        ("gptq_v2", as_version_1, r"one off .*in 'gptq', but .* says 'gptq_v2'; cor"),
-        ("gptq_v2", configure(sym=True), r"proj: its qzeros are not those of symmetric codes"),
-        ("gptq", configure(dynamic={"-:(": {}}), r"dynamic.-:\( holds '\(', which is not a reg"),
-        ("gptq_order", drop("g_idx"), r"missing: model.layers.0.mlp.up_proj.g_idx"),
-        (
-            "gptq_order",
-            reorder,
-            r"k_proj: its g_idx orders inputs in another way than that of .*q_",
-        ),
-        ("gptq", reorder, r"its g_idx orders inputs in another way"),
-        ("gptq", reorder_one, r"its g_idx orders inputs in another way"),
-        ("gptq_order", no_groups, r"proj: its g_idx has inputs of no group; download"),
-        ("gptq_order", one_group_less, r"g_idx .*it does not put its inputs into 4 groups of one"),
-        (
-            "auto_round",
-            configure(extra_config={DOWN: {"bits": 4, "data_type": "mx_int"}}),
-            r"data_type is 'mx_int' with 4 bits, .* int",
-        ),
-        (
-            "auto_round",
-            configure(extra_config={DOWN: {"bits": 4, "act_bits": 8}}),
-            r"act_bits 8; take integers with 16-bit activations",
-        ),
-        ("auto_round", configure(data_type="mx_int"), r"data_type is 'mx_int' with 4 bits, .* int"),
-        ("auto_round", configure(rotation_config={"a": 1}), r"rotation_config is set, so that act"),
-        ("gptq", configure(rotation="hadamard"), r"config\.rotation is set, so that activations a"),
-        ("auto_round", configure(packing_format="x"), r"packing_format is 'x' with 4 bits; take"),
-        ("auto_round", configure(act_bits=8), r"act_bits 8; take integers with 16-bit activations"),
-        ("auto_round_fp8", configure(bits=4), r"is 'fp' with 4 bits, act_bits 8; take "),
-        ("auto_round", configure(extra_config={}), rf"missing: {DOWN}.qweight"),
-        ("gptq_8", spoil("scales"), r"up_proj: its scales has a number that is not finite"),
-        ("gptq", give_biases(0.5), r"left over: model.layers.0.mlp.down_proj.bias"),
-    ],
-    ids=case_id,
+test_what_does_not_fit_gptq_is_refused_by_name = refusals(
+    ("gptq", configure(bits=8), r"its shape is .*\(bits=8, group_size=\d+, sym=True, desc_act=F"),
+    ("gptq", configure(bits=3), r"bits is 3; take a checkpoint of 4 or 8 bits"),
+    ("gptq", configure(checkpoint_format="marlin"), r"is 'marlin'; take a checkpoint in 'gptq'"),
+    *(
+        ("gptq", configure(checkpoint_format="gptq_v2", sym=sym), r"proj: its .*in 'gptq', but")
+        for sym in (True, False)
+    ),
+    ("gptq", as_version_2, r"proj: its .* in 'gptq_v2', but quant.* says 'gptq'; correct"),
+    ("gptq_v2", configure(checkpoint_format="gptq"), r"one off .*in 'gptq_v2', but .*'gptq'; "),
+    ("gptq_v2", as_version_1, r"one off .*in 'gptq', but .* says 'gptq_v2'; cor"),
+    ("gptq_v2", configure(sym=True), r"proj: its qzeros are not those of symmetric codes"),
+    ("gptq", configure(dynamic={"-:(": {}}), r"dynamic.-:\( holds '\(', which is not a reg"),
+    ("gptq_order", drop("g_idx"), r"missing: model.layers.0.mlp.up_proj.g_idx"),
+    ("gptq_order", reorder, r"k_proj: its g_idx orders inputs in another way than that of .*q_"),
+    ("gptq", reorder, r"its g_idx orders inputs in another way"),
+    ("gptq", reorder_one, r"its g_idx orders inputs in another way"),
+    ("gptq_order", no_groups, r"proj: its g_idx has inputs of no group; download"),
+    ("gptq_order", one_group_less, r"g_idx .*it does not put its inputs into 4 groups of one"),
+    (
+        "auto_round",
+        configure(extra_config={DOWN: {"bits": 4, "data_type": "mx_int"}}),
+        r"data_type is 'mx_int' with 4 bits, .* int",
+    ),
+    (
+        "auto_round",
+        configure(extra_config={DOWN: {"bits": 4, "act_bits": 8}}),
+        r"act_bits 8; take integers with 16-bit activations",
+    ),
+    ("auto_round", configure(data_type="mx_int"), r"data_type is 'mx_int' with 4 bits, .* int"),
+    ("auto_round", configure(rotation_config={"a": 1}), r"rotation_config is set, so that act"),
+    ("gptq", configure(rotation="hadamard"), r"config\.rotation is set, so that activations a"),
+    ("auto_round", configure(packing_format="x"), r"packing_format is 'x' with 4 bits; take"),
+    ("auto_round", configure(act_bits=8), r"act_bits 8; take integers with 16-bit activations"),
+    ("auto_round_fp8", configure(bits=4), r"is 'fp' with 4 bits, act_bits 8; take "),
+    ("auto_round", configure(extra_config={}), rf"missing: {DOWN}.qweight"),
+    ("gptq_8", spoil("scales"), r"up_proj: its scales has a number that is not finite"),
+    ("gptq", give_biases(0.5), r"left over: model.layers.0.mlp.down_proj.bias"),
 )
-def test_what_does_not_fit_gptq_is_refused_by_name(
-    name: str, change: Change, message: str, tmp_path: Path
-) -> None:
-    check_refused(name, change, message, tmp_path)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harmed_checkpoints import case_id, check_refused, configure
+from harmed_checkpoints import configure, refusals
 from harness import PagedModel, load_folder
 from quantized_checkpoints import DOWN, METHODS, Change, write_quantized
 from torch import Tensor
@@ -56,24 +56,16 @@ def plain_down(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
     tensors[f"{name}.weight"] = torch.zeros(128, 256)
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("gptq", quantize_head("gptq"), r"codes of lm_head, unlike dynamic and lm_head of quant"),
-        ("fp8", quantize_head("fp8"), r"lm_head, unlike modules_to_n.*layers and lm_head of"),
-        *(
-            (name, quantize_head(name, ignore=[], tie_word_embeddings=True), r"tie_word_embed.*lse")
-            for name in ("packed", "modelopt")
-        ),
-        ("gptq", configure(lm_head=True), r"16-bit numbers of lm_head, unlike dynamic and lm_head"),
-        *(
-            (name, plain_down, r"16-bit numbers of .*0.mlp.down_proj, unlike .*: correct that")
-            for name in ("awq", "packed", "nf4", "fp8_block", "modelopt", "auto_round", "llm_int8")
-        ),
-    ],
-    ids=case_id,
+test_the_fix_names_the_settings_that_differ_from_the_files = refusals(
+    ("gptq", quantize_head("gptq"), r"codes of lm_head, unlike dynamic and lm_head of quant"),
+    ("fp8", quantize_head("fp8"), r"lm_head, unlike modules_to_n.*layers and lm_head of"),
+    *(
+        (name, quantize_head(name, ignore=[], tie_word_embeddings=True), r"tie_word_embed.*lse")
+        for name in ("packed", "modelopt")
+    ),
+    ("gptq", configure(lm_head=True), r"16-bit numbers of lm_head, unlike dynamic and lm_head"),
+    *(
+        (name, plain_down, r"16-bit numbers of .*0.mlp.down_proj, unlike .*: correct that")
+        for name in ("awq", "packed", "nf4", "fp8_block", "modelopt", "auto_round", "llm_int8")
+    ),
 )
-def test_the_fix_names_the_settings_that_differ_from_the_files(
-    name: str, change: Change, message: str, tmp_path: Path
-) -> None:
-    check_refused(name, change, message, tmp_path)
