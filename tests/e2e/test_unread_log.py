@@ -14,13 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from server_process import Server, end_server, running_server
+from server_process import Process, end_server, running_server
 
 REQUESTS = 2_000
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[Server, int]]:
+def server() -> Iterator[tuple[Process, int]]:
     """The process, whose log is never read, and its port."""
     with running_server("--load-format", "null", stderr=subprocess.PIPE) as (process, url):
         yield process, int(url.rpartition(":")[2])
@@ -55,7 +55,7 @@ def complete(port: int, count: int) -> list[int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_a_log_that_nobody_reads_stops_nothing(server: tuple[Server, int]) -> None:
+def test_a_log_that_nobody_reads_stops_nothing(server: tuple[Process, int]) -> None:
     process, port = server
     with ThreadPoolExecutor(8) as pool:
         found = [s for part in pool.map(complete, [port] * 8, [REQUESTS // 8] * 8) for s in part]
@@ -76,7 +76,7 @@ def test_a_log_that_nobody_reads_stops_nothing(server: tuple[Server, int]) -> No
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_dropped_lines_are_reported_when_somebody_reads_again(
-    server: tuple[Server, int],
+    server: tuple[Process, int],
 ) -> None:
     process, port = server
     link = http.client.HTTPConnection("127.0.0.1", port, timeout=20)

@@ -85,10 +85,11 @@ class ShardFiles:
 
     def is_finished(self, record: dict[str, Any], base: Path) -> bool:
         """Whether the folder has all files of a run with this record. Raises ConfigError."""
+        if self._run_found(record) is None:
+            return False
         copied = (str(path.relative_to(base)) for path in other_files(base))
         has_files = all((self.folder / name).is_file() for name in ("config.json", INDEX, *copied))
-        has_run = self._run_found(record) is not None and has_files
-        return has_run and all(map(self.is_written, self._indices))
+        return has_files and all(map(self.is_written, self._indices))
 
     @property
     def _indices(self) -> range:
