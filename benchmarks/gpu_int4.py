@@ -107,15 +107,16 @@ def few_configs(
     else:
         own = m, n, k, group or 128, num_sms(), 1 if group else 0  # tables of groups: scales alone
         rule, every = byte_config(*own), byte_configs(*own)
-    tried = [each for each in every if each.stages in stages]
-    return list(dict.fromkeys([*([rule] if rule else []), *tried]))
+    assert rule is not None  # few rows of common sizes
+    return list(dict.fromkeys([rule, *(each for each in every if each.stages in stages)]))
 
 
 def many_configs(m: int, n: int, k: int, codes: str) -> list[Config]:
     """For rounded rows: the rule's config first, then those of nearly the least expected time."""
     module, name = (int4_rows, "int4_rows_config") if codes == "int4" else (blocks, "block_config")
     rule = getattr(module, name)(m, n, k, num_sms())
-    return list(dict.fromkeys([*([rule] if rule else []), *_near(module, f"{name}s", m, n, k)]))
+    assert rule is not None  # common sizes
+    return list(dict.fromkeys([rule, *_near(module, f"{name}s", m, n, k)]))
 
 
 def exact_configs(m: int, n: int, k: int, codes: str) -> list[Config]:
@@ -230,6 +231,8 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=["8b"], help="of benchmarks/gpu_shapes.py")
     parser.add_argument("--group", type=int, default=128, help="0: a scale for each row, of bytes")
     args = parse_on_gpu(parser)
+    if args.codes != "int4" and args.name == "gpu_int4":
+        args.name = "gpu_bytes"
     budget, bandwidth, weight = Budget(args.seconds), read_bandwidth(), (args.group, args.codes)
     shapes = [
         SHAPES[model].linear_shapes()[linear]
@@ -249,7 +252,7 @@ def main() -> None:
     more = [many_rows(Case(*key, *weight), configs)
             for key, configs in many.items() if budget.left > 3]  # fmt: skip
     save(args, read_bandwidth=bandwidth, few=[row for row in rows if row],
-         many=[row for row in more if row])  # fmt: skip
+         rows_in_fp8=[row for row in more if row])  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -32,7 +32,9 @@ def parser(doc: str | None, name: str = "") -> argparse.ArgumentParser:
     name: of the result file, unless it is told another one; without it there is no such option.
     """
     made = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # see _folder
     )
     if name:
         made.add_argument("--name", default=name, help="of the result file")

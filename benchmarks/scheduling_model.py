@@ -269,10 +269,10 @@ def main() -> None:
         if name not in vars(policy):
             parser.error(f"quire.scheduler.chunk_policy has no {name}")
         setattr(policy, name, float(number))
-    if not args.save:
-        run(args.only, args.costs)
-        return
-    rows = [row for costs in COSTS for row in run(VARIED, costs)]
+    if args.save:  # the whole table
+        rows = [row for costs in COSTS for row in run(VARIED, costs)]
+    else:
+        rows = run(args.only, args.costs)
     stored = [{name: row[name] for name in ("workload", "label", "level")} for row in rows]
     for row, figures in zip(rows, stored, strict=True):
         figures |= {name: round(row[name], 2) for name in ("req_s", "ttft_p50", "itl_p99")}

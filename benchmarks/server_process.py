@@ -23,8 +23,8 @@ def start_program(command: Sequence[str], **options: Any) -> tuple[Process, str]
     assert process.stdout is not None
     ready = re.search(r"ready at (http://\S+)", process.stdout.readline())
     if ready is None:
-        process.terminate()
-        raise RuntimeError(f"{command[-1]} did not start: {process.wait(30)}")
+        process.kill()
+        raise RuntimeError(f"{command[-1]} did not start: {process.wait()}")
     return process, ready[1]
 
 

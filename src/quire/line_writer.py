@@ -14,6 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TextIO
 
+from quire.processes import try_start
+
 MAX_QUEUED_BYTES = 1 << 20
 PACE = 0.02  # seconds between two writes: a thread that is woken for each line slows the others
 BRIEF_WAIT_SECONDS = 0.05  # for a line that must not be lost with the process
@@ -59,15 +61,8 @@ class LineWriter:
             self._lines.put(line)
             if hurry or before < _AT_ONCE <= after:
                 self._hurry.put(None)
-            if self._thread is None:
-                self._start_thread()
-
-    def _start_thread(self) -> None:
-        """Start the thread; the next line tries again where the system has none left."""
-        thread = threading.Thread(target=self._run, name="quire-log", daemon=True)
-        with suppress(RuntimeError):
-            thread.start()
-            self._thread = thread
+            if self._thread is None:  # also where the system had none left for the line before
+                self._thread = try_start(self._run, "quire-log")
 
     @property
     def _num_waiting(self) -> int:

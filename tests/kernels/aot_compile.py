@@ -71,6 +71,7 @@ def compile_kernel(
     # the workers of precompile.py would read such a text as the dtype, and compile another kernel
     assert not any(map(tl.dtype.is_dtype, constants.values())), f"names of dtypes in {constants}"
     names: list[str] = kernel.arg_names
+    assert not set(given) - set(names), f"no arguments: {set(given) - set(names)}"
     missing = {n for n in names if n.isupper() and len(n) > 1} - set(constants)
     assert not missing, f"constants without a value: {missing}"
     signature = {

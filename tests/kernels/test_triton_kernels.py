@@ -303,7 +303,6 @@ def same_rounding(ours: Fp8Rows, stored: Tensor) -> None:
         assert torch.equal(ours.scale, reference.quantize_rows(stored)[1])
 
 
-@pytest.mark.gpu
 @pytest.mark.gpu  # the interpreter rounds to FP8 in its own way
 @pytest.mark.parametrize("tokens", [1, 64, 65, 300])
 def test_activations_are_rounded_as_the_twin_says(tokens: int) -> None:
@@ -314,8 +313,7 @@ def test_activations_are_rounded_as_the_twin_says(tokens: int) -> None:
     close_to_exact(triton_operations.linear(x, Fp8Weight(*quantized), None), exact)
 
 
-@pytest.mark.gpu
-@pytest.mark.gpu  # the library's product is its own
+@pytest.mark.gpu  # whose library multiplies
 @pytest.mark.parametrize("tokens", [65, 300])
 def test_layers_round_rows_as_before_a_linear(tokens: int) -> None:
     x, residual = moved(normal(2, tokens, 512, dtype=torch.bfloat16))

@@ -14,6 +14,14 @@ import pytest
 from quire.sampling.mask_thread import MaskThread
 
 
+def run(masks: MaskThread, work: list[Callable[[], object]], most: float) -> list[float | None]:
+    """What is reported of each function, in order."""
+    reported: list[tuple[int, float | None]] = []
+    masks.run(work, most, lambda *of_one: reported.append(of_one))
+    assert [index for index, _ in reported] == [*range(len(work))]
+    return [seconds for _, seconds in reported]
+
+
 def work(seconds: float) -> None:
     """Take this much processor time."""
     begin = time.thread_time()
@@ -28,13 +36,13 @@ def test_functions_are_called_in_order_in_one_thread_and_timed() -> None:
         called.append((number, threading.current_thread().name))
         work(0.02 * number)
 
-    first = masks.run([partial(call, number) for number in range(3)], 10.0)
+    first = run(masks, [partial(call, number) for number in range(3)], 10.0)
     assert [number for number, _ in called] == [0, 1, 2]
     assert {name for _, name in called} == {"quire-masks"}
     assert all(s is not None and s >= 0.02 * n for n, s in enumerate(first))
-    assert masks.run([], 10.0) == []
+    assert run(masks, [], 10.0) == []
     before = masks._thread
-    masks.run([partial(call, 3)], 10.0)
+    run(masks, [partial(call, 3)], 10.0)
     assert masks._thread is before
 
 
@@ -47,7 +55,7 @@ def test_what_takes_too_long_is_left_behind_and_the_others_are_called() -> None:
         called.append("late")
 
     begin = time.monotonic()
-    seconds = masks.run([lambda: called.append("a"), endless, lambda: called.append("b")], 0.05)
+    seconds = run(masks, [lambda: called.append("a"), endless, lambda: called.append("b")], 0.05)
     assert time.monotonic() - begin < 5.0
     assert called == ["a", "b"]  # each once
     assert [number is None for number in seconds] == [False, True, False]
@@ -62,20 +70,20 @@ def test_what_takes_too_long_is_left_behind_and_the_others_are_called() -> None:
 
 def test_waiting_is_not_counted() -> None:
     """A thread that gets no processor, since others work, is not too slow."""
-    assert MaskThread().run([partial(time.sleep, 0.2)], 0.1) != [None]
+    assert run(MaskThread(), [partial(time.sleep, 0.2)], 0.1) != [None]
 
 
 def test_signals_are_left_to_the_main_thread() -> None:
     masked = set[signal.Signals | int]()
-    MaskThread().run([lambda: masked.update(signal.pthread_sigmask(signal.SIG_BLOCK, ()))], 10.0)
+    run(MaskThread(), [lambda: masked.update(signal.pthread_sigmask(signal.SIG_BLOCK, ()))], 10.0)
     assert {signal.SIGINT, signal.SIGALRM} <= masked
 
 
 def test_errors_are_raised_where_the_masks_are_needed() -> None:
     masks = MaskThread()
     with pytest.raises(ZeroDivisionError):
-        masks.run([lambda: 1 // 0], 10.0)
-    assert masks.run([lambda: None], 10.0) != [None]
+        run(masks, [lambda: 1 // 0], 10.0)
+    assert run(masks, [lambda: None], 10.0) != [None]
 
 
 def test_after_an_interrupt_nobody_waits_for_what_it_has_interrupted(
@@ -88,15 +96,15 @@ def test_after_an_interrupt_nobody_waits_for_what_it_has_interrupted(
 
     go.acquire()
     called: list[int] = []
-    masks.run([lambda: None], 10.0)  # starts its thread
+    run(masks, [lambda: None], 10.0)  # starts its thread
     before = masks._thread
     assert before is not None
     with monkeypatch.context() as interrupted:
         interrupted.setattr(threading.Event, "wait", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            masks.run([go.acquire, lambda: called.append(1)], 10.0)
+            run(masks, [go.acquire, lambda: called.append(1)], 10.0)
     begin = time.monotonic()
-    masks.run([lambda: None], 10.0)
+    run(masks, [lambda: None], 10.0)
     go.release()
     assert time.monotonic() - begin < 5.0
     before.join(10.0)
@@ -110,6 +118,6 @@ def test_without_a_thread_the_caller_does_the_work(
     """An engine with a limit of threads answers structured outputs, too."""
     masks, called = MaskThread(), list[int]()
     with no_thread_left():
-        assert None not in masks.run([partial(called.append, 1), partial(called.append, 2)], 1.0)
-    masks.run([partial(called.append, 3)], 1.0)
+        assert None not in run(masks, [partial(called.append, 1), partial(called.append, 2)], 1.0)
+    run(masks, [partial(called.append, 3)], 1.0)
     assert called == [1, 2, 3]

@@ -234,6 +234,27 @@ def test_a_mask_that_takes_too_long_ends_its_request_and_no_other(
     assert np.flatnonzero(~both[1].banned(VOCAB)).tolist() == [1, 4]
 
 
+def test_a_row_of_a_grammar_that_is_given_up_does_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Waiting takes no processor time, so it would not be given up itself."""
+    monkeypatch.setattr(structured_mask, "MASK_SECONDS", 0.05)
+    first, second, go = WordMatcher(WORDS), WordMatcher(WORDS), threading.Event()
+
+    def endless() -> bytes:
+        while not go.is_set():
+            pass
+        return b""
+
+    monkeypatch.setattr(first, "token_bitmask", endless)
+    monkeypatch.setattr(second, "token_bitmask", lambda: b"" if first.given_up else endless())
+    none = np.zeros(0, np.int64)
+    both = [GrammarConstraint(m, stop_token_ids=none, banned_ids=none) for m in (first, second)]
+    compute_masks(MaskThread(), both, [np.zeros(0, np.int32)] * 2)
+    go.set()
+    assert (first.given_up, second.given_up) == ([True], [])
+
+
 def test_logprobs_are_those_of_the_model() -> None:
     drawn = draw(SamplingParams(temperature=0.0, logprobs=1), [1], best=[7, 2])
     logprobs = drawn.logprobs[0]

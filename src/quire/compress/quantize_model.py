@@ -144,11 +144,12 @@ class Quantization:
         for linear in self.parts.spec.layers[index].linears:
             rows = coded.get(linear.module)
             if rows is not None and not rows.largest_scale < self.layout.scale_limit:
-                names = ", ".join(self._modules(index, linear))
+                names, bits = ", ".join(self._modules(index, linear)), self.layout.bits
+                fix = "take method int8, " if bits == 4 else ""
                 raise CheckpointError(
                     f"{self.base}: {names}: its weights are so large that scales of "
-                    f"{self.layout.bits}-bit codes cannot hold them; take method int8, ignore "
-                    "these layers, or take weights that are sound"
+                    f"{bits}-bit codes cannot hold them; {fix}ignore these layers, or take weights "
+                    "that are sound"
                 )
 
     def _stored(self, index: int) -> LlamaDecoderLayer:

@@ -17,7 +17,7 @@ else:  # a server needs no NumPy, and help() asks for the name
 
 
 class _OfDataclass:
-    """An attribute that `dataclasses` looks for in a class, so that asdict and others take it.
+    """An attribute of a struct by which `dataclasses.asdict`, `fields` and `replace` take it.
 
     Made when it is asked for: a start imports no `dataclasses`.
     """
@@ -37,7 +37,7 @@ def _dataclass_like(cls: type[msgspec.Struct]) -> type:
     return make_dataclass(cls.__name__, cls.__struct_fields__)
 
 
-if TYPE_CHECKING:  # for which some classes may be frozen, and others not
+if TYPE_CHECKING:  # type checkers refuse frozen subclasses of a class that is not frozen
     _Output = msgspec.Struct
 else:
 

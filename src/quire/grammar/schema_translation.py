@@ -134,7 +134,8 @@ def _matching(pattern: str, own: Schema, value: Any) -> Schema | None:
     if not is_quick or not (isinstance(value, bool) or value == {}):
         return None
     try:
-        known = {name: each for name, each in own.items() if re.search(pattern, name)}
+        lines = (name for name in own if not name.endswith("\n"))  # before which `$` matches
+        known = {name: own[name] for name in lines if re.search(pattern, name)}
     except re.error:
         return None
     others = {} if value is False else {"patternProperties": {pattern: value}}

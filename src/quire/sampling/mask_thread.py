@@ -12,11 +12,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
 
 from quire.background import lower_priority, thread_clock
 
 Work = Callable[[], object]
+Report = Callable[[int, float | None], object]
 _POLL_SECONDS = 0.02
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
@@ -27,19 +29,23 @@ class MaskThread:
     def __init__(self) -> None:
         self._thread: _Thread | None = None
 
-    def run(self, work: Sequence[Work], most: float) -> list[float | None]:
-        """The seconds of processor time that each took; None where it would be more than `most`.
+    def run(self, work: Sequence[Work], most: float, report: Report) -> None:
+        """Call functions in order; report (index, seconds of processor time) of each.
 
-        What was given up may go on meanwhile. Raises what a function raises.
+        None where it would be more than `most`, or an interrupt has come meanwhile: such a function
+        may go on, and none is called before that is reported. Raises what a function raises.
         """
-        seconds: list[float | None] = []
-        while len(seconds) < len(work):
-            part = _Part(work[len(seconds) :])
-            self._run_part(part, most)
-            seconds += part.seconds
+        done = 0
+        while done < len(work):
+            part = _Part(work[done:])
+            try:
+                self._run_part(part, most)
+            finally:
+                for seconds in part.seconds:
+                    report(done, seconds)
+                    done += 1
             if part.error is not None:
                 raise part.error
-        return seconds
 
     def _run_part(self, part: _Part, most: float) -> None:
         """Run functions until the first that is given up."""
@@ -50,18 +56,20 @@ class MaskThread:
             except RuntimeError:  # the system has none left: nothing is given up then
                 part.call(time.thread_time)
                 return
-            weakref.finalize(self, thread.parts.put, None)
+            thread.at_end = weakref.finalize(self, partial(thread.parts.put, None))
         self._thread = None  # in case that it is left behind
         try:
             thread.parts.put(part)
             while not part.is_done.wait(_POLL_SECONDS):
-                if part.give_up(thread.clock, most):
+                if part.takes_more(thread.clock, most):
+                    part.leave()
                     lower_priority(thread.native_id or 0)
                     return
             self._thread = thread
         finally:
             if self._thread is None:
-                part.is_done.set()
+                part.leave()
+                thread.at_end.detach()
                 thread.parts.put(None)
 
 
@@ -91,14 +99,17 @@ class _Part:
             self.error = error
         self.is_done.set()
 
-    def give_up(self, clock: Callable[[], float], most: float) -> bool:
-        """Whether its present function has taken more than `most`; then it is the last one."""
+    def takes_more(self, clock: Callable[[], float], most: float) -> bool:
+        """Whether its present function has taken more than `most`."""
+        begin = self._begin
+        return begin is not None and clock() - begin > most
+
+    def leave(self) -> None:
+        """Let the function that is being called, if there is one, be the last."""
         with self._lock:
-            if self._begin is None or clock() - self._begin <= most:
-                return False
-            self.seconds.append(None)
+            if self._begin is not None and not self.is_done.is_set():
+                self.seconds.append(None)
             self.is_done.set()
-            return True
 
 
 class _Thread(threading.Thread):
@@ -108,6 +119,7 @@ class _Thread(threading.Thread):
         super().__init__(name="quire-masks", daemon=True)
         self.parts: SimpleQueue[_Part | None] = SimpleQueue()
         self.clock: Callable[[], float] = lambda: 0.0  # until it has started
+        self.at_end: weakref.finalize[[], MaskThread]
 
     def run(self) -> None:
         # else it might take a signal, and the main thread hear of it when this one runs next

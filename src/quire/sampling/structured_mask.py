@@ -106,8 +106,7 @@ def compute_masks(
         partial(grammar.compute_mask, output)
         for grammar, output in zip(grammars, outputs, strict=True)
     ]
-    for grammar, seconds in zip(grammars, thread.run(work, MASK_SECONDS), strict=True):
-        grammar.spend(seconds)
+    thread.run(work, MASK_SECONDS, lambda index, seconds: grammars[index].spend(seconds))
 
 
 def advance_grammars(

@@ -20,6 +20,7 @@ from quire.engine.processes import (
     engine_supervisor,
     liveness,
     server_supervisor,
+    status_page,
     worker_supervisor,
 )
 from quire.engine.processes.child_process import Child, SpawnError
@@ -201,7 +202,7 @@ def test_an_engine_is_started_later_where_there_is_no_memory_for_its_page(
     async def spawn(_module: str, first: StartEngine, **_: object) -> Mortal:
         return Mortal(first, num_steps=1, seconds=0.0 if not ups else 60.0)
 
-    monkeypatch.setattr(engine_supervisor, "clear_page", clear)
+    monkeypatch.setattr(status_page, "clear_page", clear)
     monkeypatch.setattr(engine_supervisor.Child, "spawn", spawn)
     monkeypatch.setattr(liveness, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
     with pytest.raises(asyncio.CancelledError):

@@ -45,7 +45,7 @@ class WeightSearch:
 
     def filter(self, deltas: list[RequestDelta]) -> list[RequestDelta]:
         """Hold back the deltas of requests with numbers that are not finite; returns the others."""
-        if all(delta.error != NON_FINITE for delta in deltas) or not self._has_started():
+        if all(delta.error != NON_FINITE for delta in deltas) or not self._is_started():
             return deltas
         self._held += [delta for delta in deltas if delta.error == NON_FINITE]
         return [delta for delta in deltas if delta.error != NON_FINITE]
@@ -67,8 +67,8 @@ class WeightSearch:
             delta.error = self.fault or delta.error
         return deltas
 
-    def _has_started(self) -> bool:
-        """Start the search; the next failure tries again where the system has no thread left."""
+    def _is_started(self) -> bool:
+        """Whether the search runs, which this starts unless the system has no thread left."""
         if self._thread is None:
             self._due = time.monotonic() + SEARCH_SECONDS
             self._thread = try_start(self._run, "quire-weights")

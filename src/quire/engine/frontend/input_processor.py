@@ -156,8 +156,6 @@ class InputProcessor:
         self._check_options(priority, cache_salt)
         sampling.check_lists()
         limits, reserved = self._limits, sampling.max_tokens or 1
-        if reserved >= limits.max_model_len:  # no prompt would be left beside such an answer
-            reserved = 1
         token_ids = token_ids_of(prompt, self._tokenizer, limits, encoding, reserved=reserved)
         if cut_to_context:
             sampling = self._cut(sampling, len(token_ids))

@@ -144,6 +144,8 @@ def _most_tokens(limits: RequestLimits, keep: int, reserved: int) -> int:
             "request a smaller truncation size."
         )
         raise invalid_value("truncate_prompt_tokens", problem)
+    if reserved >= limits.max_model_len:  # no prompt would be left beside such an answer
+        reserved = 1
     return keep if keep >= 0 else max(1, limits.max_model_len - reserved)
 
 

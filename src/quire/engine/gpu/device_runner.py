@@ -238,9 +238,10 @@ class DeviceRunner:
         valid = is_drawn & (batch.tenancies[rows] == step.tenancies)
         batch.append_tokens(rows[valid], drawn[valid])
         results = _results(step, drawn, failed)
-        for result, entry in zip(results, step.order.scheduled, strict=True):
-            if result.exhausted:
-                result.grammar_problem = self._running.grammar_problem(entry.request_id)
+        if not is_drawn.all():
+            for result, entry in zip(results, step.order.scheduled, strict=True):
+                if result.exhausted:
+                    result.grammar_problem = self._running.grammar_problem(entry.request_id)
         if whole:
             for index, row in zip(step.due.tolist(), rows.tolist(), strict=True):
                 results[index].grammar_terminated = row in whole

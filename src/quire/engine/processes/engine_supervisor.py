@@ -34,9 +34,8 @@ from quire.engine.processes.liveness import (
     Silence,
     open_files,
 )
-from quire.engine.processes.status_page import StatusPage
+from quire.engine.processes.status_page import StatusPage, new_page
 from quire.errors import EngineError
-from quire.shared_memory import clear_page
 
 logger = logging.getLogger(__name__)
 
@@ -121,12 +120,7 @@ class EngineSupervisor:
             address=f"{self._first.address}-{self.epoch}",
             page=self._pages[self.epoch % 2],
         )
-        try:
-            clear_page(first.memory, first.page)
-            page = StatusPage(first.memory, first.page)
-        except OSError as error:
-            text = f"there is no shared memory for an engine ({error}); free some memory"
-            raise SpawnError(text) from error
+        page = new_page(first.memory, first.page)
         child = await Child.spawn(ENGINE_MODULE, first, pass_fds=(first.memory,))
         self._page, cause = page, DeathCause()
         begin = math.inf

@@ -12,12 +12,23 @@ import time
 import zlib
 from collections.abc import Iterable
 
-from quire.shared_memory import PAGE_BYTES, map_page
+from quire.engine.processes.child_process import SpawnError
+from quire.shared_memory import PAGE_BYTES, clear_page, map_page
 
 _HEARTBEAT, _HAS_WORK, _NUM_STEPS, _NUM_STARTED, _LAST_WORK = range(5)
 _HEADER_WORDS = 8
 SECONDS_BETWEEN = 0.5  # of two heartbeats of an API process
 RING_WORDS = PAGE_BYTES // 8 - _HEADER_WORDS  # of started requests: more than any batch holds
+
+
+def new_page(memory: int, number: int) -> StatusPage:
+    """The page of a process that is to be started. Raises SpawnError."""
+    try:
+        clear_page(memory, number)
+        return StatusPage(memory, number)
+    except OSError as error:
+        text = f"there is no shared memory for a process ({error}); free some memory"
+        raise SpawnError(text) from error
 
 
 class StatusPage:

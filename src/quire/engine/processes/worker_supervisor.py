@@ -27,9 +27,8 @@ from quire.engine.processes.control_channel import (
     WorkerReady,
 )
 from quire.engine.processes.liveness import Deaths, LoadProgress, Silence
-from quire.engine.processes.status_page import StatusPage
+from quire.engine.processes.status_page import StatusPage, new_page
 from quire.errors import EngineError
-from quire.shared_memory import clear_page
 
 logger = logging.getLogger(__name__)
 
@@ -115,8 +114,7 @@ class WorkerSupervisor:
         first = msgspec.structs.replace(self._first, client=client, models=models)
         inherited = (*first.listeners, first.admin, first.memory, first.counters)
         descriptors = tuple(fd for fd in inherited if fd is not None)
-        clear_page(first.memory, first.row)
-        page = StatusPage(first.memory, first.row)
+        page = new_page(first.memory, first.row)
         child = await Child.spawn(self._module, first, pass_fds=descriptors, low_priority=True)
         for status in self._parent.statuses():  # they may have changed meanwhile
             child.send(status)

@@ -70,7 +70,7 @@ def _linear(config: ConfigFile, own: ConfigFile, bits: int) -> StoredLinear | No
         case "int", _ if not rounds:
             return _integers(config, own, bits)
     raise own.wrong(
-        "data_type",
+        "act_bits" if kind == "int" else "data_type",
         f"is {kind!r} with {bits} bits, act_bits {act_bits}; take integers with 16-bit "
         "activations, fp (FP8) of 8 bits or mx_fp (MXFP4) of 4",
     )

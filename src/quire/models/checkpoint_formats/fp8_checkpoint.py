@@ -6,7 +6,7 @@ import re
 from fnmatch import translate
 
 from quire.config_file import ConfigFile
-from quire.models.checkpoint_formats.module_rules import ModuleRules, read_ignored
+from quire.models.checkpoint_formats.module_rules import ModuleRules, read_dynamic, read_ignored
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
 
 _MEANING = "weight_scale_semantics"  # GPTQModel's: the name means what it says
@@ -44,11 +44,18 @@ def _rules(linear: Fp8Linear, config: ConfigFile) -> ModuleRules:
     return ModuleRules(
         name="fp8",
         linear=linear,
-        rules=rules,
+        rules=rules + read_dynamic(config, linear, _changed),
         ignored=ignored,
         has_head=config.boolean("lm_head", False),  # lists of libraries do not tell
-        choice=f"{', '.join(keys)} and lm_head of {config.location}",
+        choice=f"{', '.join(keys)}, dynamic and lm_head of {config.location}",
     )
+
+
+def _changed(linear: Fp8Linear, config: ConfigFile) -> Fp8Linear:
+    """The layout of modules with their own settings, of which GPTQModel writes none for FP8."""
+    for key in config.values:
+        raise config.wrong(key, "is set for some modules; take a checkpoint with one FP8 layout")
+    return linear
 
 
 def read_modelopt(config: ConfigFile) -> ModuleRules:

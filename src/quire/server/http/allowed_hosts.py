@@ -24,8 +24,9 @@ logger = logging.getLogger(__name__)
 ANY = "*"
 LOOKUP_SECONDS = 10.0  # that the log line about the names waits for this machine's full name
 MAX_REMEMBERED = 1024
-_LOCAL = (".localhost", ".internal")  # host.docker.internal: this machine's name in its containers
-_PRIVATE = (".local", ".home.arpa")
+_LOCAL = (".localhost",)
+_PRIVATE = (".local", ".internal", ".home.arpa")
+_IN_CONTAINERS = ("host.docker.internal", "host.containers.internal")  # this machine's names there
 _NAME = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9._-]*[a-z0-9_])?\.?|\[[0-9a-f:.]+\]")
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]{1,64}\]|[a-z0-9._-]{1,255})(:\d{0,5})?")
 
@@ -42,6 +43,7 @@ class AllowedHosts:
     def __init__(self, listed: Sequence[str], *, bound: Sequence[str], needs_key: bool) -> None:
         self._is_open = ANY in listed or (needs_key and not listed)
         self._names = {*map(str.lower, bound), socket.gethostname().lower(), *listed}
+        self._names |= {*_IN_CONTAINERS}
         self._suffixes = (*_LOCAL, *(name[1:] for name in listed if name.startswith("*.")))
         is_local = all(map(_is_loopback, bound))
         if not is_local:

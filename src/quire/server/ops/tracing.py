@@ -7,11 +7,11 @@ request's `traceparent` header makes its span part of the caller's trace.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.errors import ConfigError
+from quire.processes import try_start
 from quire.server.api.common.generation_job import GenerationRecord, generation_of
 from quire.server.http.request_record import RequestRecord
 from quire.version import __version__
@@ -107,12 +107,12 @@ class Tracer:
     def close(self) -> None:
         """Send the remaining spans within LAST_SECONDS; log how many are lost."""
         # the library may block for half a minute: a daemon thread runs it
-        sending = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
-        sending.start()
-        sending.join(LAST_SECONDS)
+        sending = try_start(self._provider.shutdown, "last-spans")
+        if sending is not None:
+            sending.join(LAST_SECONDS)
         if lost := self._num_made - self._sent.num_sent:
             logger.warning("%d of %d traces could not be sent and are lost", lost, self._num_made)
-        if sending.is_alive():
+        if sending is None or sending.is_alive():
             self._sent.shutdown()  # no further attempts
 
 

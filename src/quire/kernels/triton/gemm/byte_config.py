@@ -30,7 +30,11 @@ def byte_memory(m: int, k: int, group: int, tables: int, config: Int4Config) -> 
 
 
 def scales_codes(m: int, group: int) -> bool:
-    """Whether scales multiply codes, not the sums of groups, see `multiply_codes`."""
+    """Whether scales multiply codes, not the sums of groups, see `multiply_codes`.
+
+    As measured: sums take registers, which eight warps lack above 16 rows, and groups of 64 above
+    32; but with 33 to 64 rows, tiles of 64 outputs and groups of 128 they were quicker.
+    """
     return group == 32 or m > (32 if group == 64 else 64) or (group == 128 and 16 < m <= 32)
 
 
@@ -45,23 +49,24 @@ def byte_config(
     """
     memory = functools.partial(byte_memory, m, k, group, tables)
     sums_groups = tables > 0 and not scales_codes(m, group)
-    is_alone = m == 1 or m > (16 if sums_groups else 32)  # registers of one program of eight warps
+    # of eight warps: there are no registers for a second program
+    is_alone = m == 1 or m > (16 if sums_groups else 32)
     if not head_dim and not is_alone and runs_wide_at_once(m, n, num_sms, memory):
         return WIDE
     block_n, parts, warps = _cut(m, n, k, num_sms, head_dim, sums_groups=sums_groups)
     tiles, steps = math.ceil(n / block_n), math.ceil(k / (256 * parts))
     tiles *= math.ceil(m / block_rows(m))
+    # programs of a multiprocessor, as measured
     most = 4 if m == 1 else 3 if 8 < m <= 32 and parts == 1 else 2 if m <= 64 else 1
     split = 1 if parts == 4 else max(1, min(4, steps // 2, most * num_sms // tiles))
     if m <= 64 and warps == 8 and is_alone:
         split = quickest_split(split, tiles, steps, num_sms)
     found = Int4Config(block_n, parts, 2, split, warps)
     deep = replace(found, stages=3)
-    if m == 1 and split == 1 and parts == 2:
+    gains = split > 1 and steps >= 6 * split and (1 < m <= 8 or 16 < m <= 32)
+    gains = gains and tiles * split <= num_sms * programs_that_fit(deep, memory)
+    if gains or (m == 1 and split == 1 and parts == 2):
         found = deep
-    elif 1 < m <= 32 and not 8 < m <= 16 and split > 1 and steps >= 6 * split:
-        if tiles * split <= num_sms * programs_that_fit(deep, memory):
-            found = deep
     if not head_dim:
         found = filling(found, m, n, k, num_sms, memory)
     return fitting(found, k, tiles * block_n * block_rows(m), memory)
@@ -76,7 +81,7 @@ def _cut(
     if head_dim > 64:
         return head_dim, 2 if m < 2 else 1, 8 if m < 2 or m > 16 else 4
     if m == 1 and not head_dim:
-        return 32, 4 if k <= 2048 and n <= 64 * num_sms else 2, 4
+        return 32, 4 if k <= 4096 and n <= 64 * num_sms else 2, 4
     is_large = n > 128 * num_sms
     if m > 16 or (m > 4 and is_large):
         return 64, 1, 4

@@ -67,6 +67,7 @@ def int4_config(
     for those of the next kernel, which load their words before this one has ended.
     """
     memory = partial(shared_memory, m, k, group, zeros=zeros)
+    # above 32 rows there may be room for one program alone; quicker up to 48 rows all the same
     if not head_dim and 16 < m <= 48 and runs_wide_at_once(m, n, num_sms, memory):
         return WIDE
     block_n, parts, warps = _cut(m, n, k, num_sms, head_dim)
@@ -181,17 +182,17 @@ def registers_of_one_row(share: float, most: int, group: int, *, zeros: bool) ->
 
 
 def runs_wide_at_once(m: int, n: int, num_sms: int, memory: Memory) -> bool:
-    """Whether tiles of 128 outputs, two for each multiprocessor, are one round; those of 64 not.
-
-    Above 32 rows there may be room for one alone; they were quicker up to 48 rows all the same.
-    """
+    """Whether tiles of 128 outputs, two for each multiprocessor, are one round; those of 64 not."""
     if not 64 * (3 if m <= 32 else 2) * num_sms < n <= 2 * 128 * num_sms:
         return False
     return 2 * memory(config=WIDE) <= SHARED_MEMORY
 
 
 def quickest_split(most: int, tiles: int, steps: int, num_sms: int) -> int:
-    """The number of programs for a tile where a multiprocessor runs one: short rounds, or few."""
+    """The number of programs for a tile with the least rounds · (steps of each + 2).
+
+    For programs of which a multiprocessor runs one at a time.
+    """
     rounds = {s: math.ceil(s * tiles / num_sms) * (steps / s + 2) for s in range(1, most + 1)}
     return min(rounds, key=lambda s: rounds[s])
 

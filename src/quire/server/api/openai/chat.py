@@ -77,11 +77,11 @@ class ChatFormatter(OpenAIReplyFormatter):
             system_fingerprint=job.fingerprint,
         )
         for number, (chat, item) in enumerate(zip(self._conversations, results, strict=True)):
-            for output in item.outputs:
-                choice = self._choice(chat, output)
-                reply.choices.append(choice)
-                if is_batch:  # each has one choice
-                    choice.index = number
+            choices = [self._choice(chat, output) for output in item.outputs]
+            reply.choices += choices
+            if is_batch:
+                (choice,) = choices
+                choice.index = number
             self._describe_prompt(choice if is_batch else reply, item)
         reply.usage = counted(usage, *self._conversations)
         if self._metadata is not None:
