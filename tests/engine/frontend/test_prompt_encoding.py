@@ -122,6 +122,13 @@ def test_special_tokens_are_added_as_asked_or_as_usual(
     assert ids == [1] * is_added + [0, 0]
 
 
+@pytest.mark.parametrize(("reserved", "length"), [(7, 93), (99, 1), (100, 99), (200, 99)])
+def test_an_answer_as_long_as_the_context_leaves_the_prompt(reserved: int, length: int) -> None:
+    encoding = Encoding(-1, special=False)
+    ids = token_ids_of("a" * 500, _Encoder(1), _limits(100), encoding, reserved=reserved)
+    assert len(ids) == length
+
+
 @pytest.mark.parametrize("prompt", ["a" * 60_000, [0] * 60_000])
 @pytest.mark.parametrize(("keep", "length"), [(5, 5), (1000, 1000), (-1, 993)])
 @pytest.mark.parametrize("keeps_first", [False, True])
