@@ -561,7 +561,14 @@ KERNELS = {
         ring_int4, rows=32, block_n=128, parts=1, codes="s8", silu=True, registers=128
     ),
     "ring_bytes_wide_sums": partial(
-        ring_int4, rows=16, block_n=128, parts=1, group=64, codes="s8", zeros=True, registers=128
+        ring_int4,
+        rows=16,
+        block_n=128,
+        parts=1,
+        group=64,
+        codes="s8",
+        silu=True,
+        registers=128,
     ),
     "ring_bytes_most": partial(ring_int4, rows=64, parts=1, codes="s8"),
     "ring_bytes_many": partial(ring_int4, rows=128, block_n=128, parts=1, codes="s8", zeros=True),

@@ -49,8 +49,8 @@ def byte_config(
     """
     memory = functools.partial(byte_memory, m, k, group, tables)
     sums_groups = tables > 0 and not scales_codes(m, group)
-    # of eight warps: there are no registers for a second program
-    is_alone = m == 1 or m > (16 if sums_groups else 32)
+    # of eight warps: there are no registers for a second program; zeros take some, too
+    is_alone = m == 1 or m > (32 if not sums_groups else 16 if tables == 1 else 8)
     if not head_dim and not is_alone and runs_wide_at_once(m, n, num_sms, memory):
         return WIDE
     block_n, parts, warps = _cut(m, n, k, num_sms, head_dim, sums_groups=sums_groups)
