@@ -156,7 +156,7 @@ def test_the_supervisor_ends_a_process_without_heartbeat(
     async def keep() -> None:
         first = StartEngine(
             config=EngineConfig(), epoch=0, address=f"ipc://{tmp_path}/engine",
-            memory=create_shared_memory(), log=LogOptions(level="info", format="text"),
+            memory=create_shared_memory(), page=1, log=LogOptions(level="info", format="text"),
         )  # fmt: skip
         supervisor = EngineSupervisor("m", first, (1, 2), lambda _: None, hang, load=0)
         task = asyncio.create_task(supervisor.run())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -213,18 +214,20 @@ def test_what_a_token_takes_to_be_accepted_counts_as_well(
     assert matcher.given_up == [False]
 
 
+def no_mask_before(go: threading.Event) -> bytes:
+    """A mask that takes processor time until then."""
+    while not go.is_set():
+        pass
+    return b""
+
+
 def test_a_mask_that_takes_too_long_ends_its_request_and_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(structured_mask, "MASK_SECONDS", 0.05)
     slow, quick, go = WordMatcher(WORDS), WordMatcher(WORDS), threading.Event()
 
-    def endless() -> bytes:
-        while not go.is_set():
-            pass
-        return b""
-
-    monkeypatch.setattr(slow, "token_bitmask", endless)
+    monkeypatch.setattr(slow, "token_bitmask", partial(no_mask_before, go))
     none = np.zeros(0, np.int64)
     both = [GrammarConstraint(m, stop_token_ids=none, banned_ids=none) for m in (slow, quick)]
     compute_masks(MaskThread(), both, [np.zeros(0, np.int32)] * 2)
@@ -241,13 +244,12 @@ def test_a_row_of_a_grammar_that_is_given_up_does_not_wait_for_it(
     monkeypatch.setattr(structured_mask, "MASK_SECONDS", 0.05)
     first, second, go = WordMatcher(WORDS), WordMatcher(WORDS), threading.Event()
 
-    def endless() -> bytes:
-        while not go.is_set():
-            pass
-        return b""
+    monkeypatch.setattr(first, "token_bitmask", partial(no_mask_before, go))
 
-    monkeypatch.setattr(first, "token_bitmask", endless)
-    monkeypatch.setattr(second, "token_bitmask", lambda: b"" if first.given_up else endless())
+    def wait_for_the_first() -> bytes:
+        return b"" if first.given_up else no_mask_before(go)
+
+    monkeypatch.setattr(second, "token_bitmask", wait_for_the_first)
     none = np.zeros(0, np.int64)
     both = [GrammarConstraint(m, stop_token_ids=none, banned_ids=none) for m in (first, second)]
     compute_masks(MaskThread(), both, [np.zeros(0, np.int32)] * 2)

@@ -22,6 +22,6 @@ def supervisor_of(
     """hang, load: seconds without a heartbeat, and without progress of a load; 0: any."""
     first = StartEngine(
         config=EngineConfig(), epoch=0, address=f"{SOCKET}{folder}/engine",
-        memory=create_shared_memory(), log=LogOptions(level="info", format="text"),
+        memory=create_shared_memory(), page=1, log=LogOptions(level="info", format="text"),
     )  # fmt: skip
     return EngineSupervisor("m", first, (1, 2), on_change, hang, load)

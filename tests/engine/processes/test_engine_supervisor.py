@@ -268,7 +268,7 @@ def spawning(
 def worker() -> WorkerSupervisor:
     """The supervisor of an API process, without a server."""
     first = StartWorker(
-        row=0, settings=b"", listeners=[], memory=create_shared_memory(), counters=0,
+        row=0, client="0.0", settings=b"", listeners=[], memory=create_shared_memory(), counters=0,
         metrics_folder="", log=LogOptions(level="info", format="text"),
     )  # fmt: skip
     nothing = lambda *_: None  # noqa: E731

@@ -80,8 +80,8 @@ def test_an_api_process_that_waits_for_its_storage_is_killed(
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     memory = create_shared_memory()
     first = StartWorker(
-        row=0, settings=b"", listeners=[], memory=memory, counters=memory, metrics_folder="",
-        log=LogOptions(level="info", format="text"),
+        row=0, client="0.0", settings=b"", listeners=[], memory=memory, counters=memory,
+        metrics_folder="", log=LogOptions(level="info", format="text"),
     )  # fmt: skip
     parent = SimpleNamespace(statuses=list, reachable=list, on_death=lambda _: None)
 

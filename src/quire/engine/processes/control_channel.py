@@ -44,7 +44,7 @@ class StartEngine(msgspec.Struct, frozen=True, kw_only=True, tag="start_engine")
     num_restarts: int = 0
     address: str
     memory: int
-    page: int = 0
+    page: int
     log: LogOptions
 
 
@@ -133,12 +133,12 @@ class StartWorker(msgspec.Struct, frozen=True, kw_only=True, tag="start_worker")
     row: its number among the API processes, of its status page and its counters. client: its name
     towards engines. settings: the server's, as msgpack. listeners, admin: file descriptors of the
     listening sockets, public and (for one process) of the admin endpoints. memory, counters: those
-    of shared memory, for pages and for what is in flight. metrics_folder:
-    shared by all API processes. models: the first is the default.
+    of shared memory, for pages and for what is in flight. metrics_folder: shared by all API
+    processes. models: the first is the default.
     """
 
     row: int
-    client: str = ""
+    client: str
     settings: bytes
     models: list[ModelStatus] = []
     listeners: list[int]

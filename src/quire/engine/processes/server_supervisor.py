@@ -151,16 +151,17 @@ class ServerSupervisor:
         assert name not in self._engines
         epoch, num_restarts = self._past.get(name, (0, 0))
         page = self._settings.num_workers + 2 * len(self._pages)
+        pages = self._pages.setdefault(name, (page, page + 1))
         first = StartEngine(
             config=config,
             epoch=epoch,
             num_restarts=num_restarts,
             address=f"{SOCKET}{self._folder}/engine-{self._num_engines}",
             memory=self._memory,
+            page=pages[epoch % 2],
             log=self._settings.log,
         )
         self._num_engines += 1
-        pages = self._pages.setdefault(name, (page, page + 1))
         limits = self._settings.hang_timeout, self._settings.load_timeout
         engine = EngineSupervisor(name, first, pages, self.broadcast, *limits)
         self._engines[name] = engine
@@ -206,6 +207,7 @@ class ServerSupervisor:
         for row in range(self._settings.num_workers):
             first = StartWorker(
                 row=row,
+                client=f"{row}.0",
                 settings=self._settings.worker_settings,
                 listeners=[listener.fileno() for listener in self._listeners],
                 admin=admin if row == 0 else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, overload
 
 import msgspec
 
@@ -52,8 +52,15 @@ class PackedPrompts(Sequence[list[int]]):
     def __len__(self) -> int:
         return len(self._packed)
 
-    def __getitem__(self, index: Any) -> Any:  # an integer
-        return self._packed[index].tolist()
+    @overload
+    def __getitem__(self, index: int) -> list[int]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[list[int]]: ...
+
+    def __getitem__(self, index: int | slice) -> list[int] | list[list[int]]:
+        found = self._packed[index]
+        return [each.tolist() for each in found] if isinstance(found, list) else found.tolist()
 
 
 def make_embedding_job(
