@@ -72,20 +72,23 @@ def plan(capability: int, *, whole: bool = False, most: int = 256, warps: int = 
 
 def skinny(
     capability: int, weight_format: str = "plain", *, codes: str = "fp8e4nv", heads: bool = False,
-    cache: str = BF16,
+    cache: str = BF16, one_row: bool = False,
 ) -> Compiled:  # fmt: skip
     """The product before a norm, as an 8B model's layers have it."""
-    kind = {"plain": "bf16", "codes": codes, "bytes": "u8"}[weight_format]
+    kind = {"plain": "bf16", "codes": codes, "bytes": "u8", "words": "i32"}[weight_format]
     columns = 128 if weight_format == "plain" else 256
-    pdl, tma = capability >= 90, capability == 90
+    is_words = weight_format == "words"
+    pdl, tma = capability >= 90, capability == 90 and not is_words
     given: Given = {
+        "group_scale_ptr": "*fp16" if is_words else None, "zero_ptr": None, "table_ptr": None,
+        "GROUP": 64 if is_words else 0, "ONE_ROW": one_row,
         "w_ptr": f"*{kind}", "w_desc": f"tensordesc<{kind}[64,{columns}]>" if tma else None,
         "bias_ptr": None, "squares_ptr": None, "BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": columns,
         "STAGES": 4, "SPLIT": 0, "MAX_PARTS": 4, "EVEN_N": False, "EVEN_K": True,
         "HAS_BIAS": False, "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": False,
         "SILU": False, "PRECISION": "tf32", "TMA": tma, "PDL": pdl, "WEIGHT_FORMAT": weight_format,
     }  # fmt: skip
-    given |= {"w_scale_ptr": None} if weight_format == "plain" else {}
+    given |= {"w_scale_ptr": None} if weight_format in ("plain", "words") else {}
     given = with_rope(given, heads, cache)
     return compile_kernel(skinny_gemm_kernel, capability, given, launch_pdl=pdl)
 
@@ -489,6 +492,8 @@ KERNELS = {
     "ring_fp8": partial(ring, kind="fp8e4nv"),
     "ring_int8": partial(ring, kind="i8"),
     "skinny_int8": partial(skinny, weight_format="codes", codes="i8"),
+    "skinny_words": partial(skinny, weight_format="words"),
+    "skinny_words_1": partial(skinny, weight_format="words", one_row=True),
     "rows": rows,
     "rows_thirds": partial(rows, config=RingConfig(128, 3, 3, warps=8)),
     "rows_shared": partial(rows, most=256, config=None),
@@ -505,6 +510,7 @@ KERNELS = {
     "hopper_pieces": hopper_pieces,
     "hopper_pieces_window": partial(hopper_pieces, window=4096),
     "skinny_rope": partial(skinny, heads=True),
+    "skinny_words_rope": partial(skinny, weight_format="words", heads=True),
     "ring_int4": ring_int4,
     "ring_int4_zeros": partial(ring_int4, rows=16, parts=1, group=64, zeros=True),
     "ring_int4_few": partial(ring_int4, rows=4, parts=1, group=32, zeros=True),

@@ -8,7 +8,8 @@ W may be FP8 or INT8 with a scale for each of its rows (WEIGHT_FORMAT "codes"). 
 rounds its part of x to W's type with scales of its own, so that nothing has to read x beforehand,
 and tensor cores multiply codes by codes. Their sums (of FP8 they have few digits) are scaled and
 added in float32 after each step. Where tensor cores have no FP8, W comes as bytes (WEIGHT_FORMAT
-"bytes") and is converted, and x stays as it is.
+"bytes") and is converted, and x stays as it is. Four-bit codes with scales of groups (WEIGHT_FORMAT
+"words") become numbers of x's type as well, see word_gemm.py.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.triton.gemm.rope_epilogue import load_angles, store_rope_heads
+from quire.kernels.triton.gemm.word_gemm import multiply_words
 from quire.kernels.triton.launch.work_partition import arrive, owner, run_begin, slot
 from quire.kernels.triton.step.row_rounding import to_codes
 
 
 @triton.jit(do_not_specialize=["M", "num_squares"])
 def skinny_gemm_kernel(
-    x_ptr, w_ptr, w_desc, w_scale_ptr, out_ptr, bias_ptr, residual_ptr,
+    x_ptr, w_ptr, w_desc, w_scale_ptr, group_scale_ptr, zero_ptr, table_ptr,
+    out_ptr, bias_ptr, residual_ptr,
     norm_ptr, normalized_ptr, squares_out_ptr, squares_ptr,
     cos_ptr, sin_ptr, query_norm_ptr, key_norm_ptr, k_cache_ptr, v_cache_ptr,
     k_scale_ptr, v_scale_ptr, slots_ptr, partial_ptr, counter_ptr,
@@ -36,8 +39,9 @@ def skinny_gemm_kernel(
     EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr,
     HAS_SQUARES: tl.constexpr, SILU: tl.constexpr, PRECISION: tl.constexpr,
-    TMA: tl.constexpr, PDL: tl.constexpr, WEIGHT_FORMAT: tl.constexpr,
-    HEAD_DIM: tl.constexpr, KV_HEADS: tl.constexpr, CACHE_BLOCK: tl.constexpr,
+    TMA: tl.constexpr, PDL: tl.constexpr, WEIGHT_FORMAT: tl.constexpr, GROUP: tl.constexpr,
+    ONE_ROW: tl.constexpr, HEAD_DIM: tl.constexpr, KV_HEADS: tl.constexpr,
+    CACHE_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """x [M, K], w [N, K] → out [M, N], or [M, N / 2] with SILU. See `skinny_gemm`.
 
@@ -64,14 +68,19 @@ def skinny_gemm_kernel(
             operands = _load_epilogue_operands(
                 tile, w_scale_ptr, bias_ptr, residual_ptr, norm_ptr, squares_ptr, num_squares,
                 cos_ptr, sin_ptr, slots_ptr, M, N, stride_out, stride_angles, BLOCK_M, BLOCK_N,
-                HAS_BIAS, HAS_RESIDUAL, HAS_NORM, HAS_SQUARES, SILU, WEIGHT_FORMAT, HEAD_DIM,
-                KV_HEADS,
+                HAS_BIAS, HAS_RESIDUAL, HAS_NORM, HAS_SQUARES, SILU, HEAD_DIM, KV_HEADS,
             )  # fmt: skip
-        acc = _multiply(
-            x_ptr, w_ptr, w_desc, tile, tl.maximum(begin - first_unit, 0),
-            tl.minimum(end - first_unit, k_tiles), M, N, K, stride_x, stride_w,
-            BLOCK_M, BLOCK_N, BLOCK_K, STAGES, EVEN_N, EVEN_K, PRECISION, TMA, WEIGHT_FORMAT,
-        )  # fmt: skip
+        k_begin, k_end = tl.maximum(begin - first_unit, 0), tl.minimum(end - first_unit, k_tiles)
+        if WEIGHT_FORMAT == "words":
+            acc = multiply_words(
+                x_ptr, w_ptr, group_scale_ptr, zero_ptr, table_ptr, tile, k_begin, k_end, M, N, K,
+                stride_x, stride_w, BLOCK_M, BLOCK_N, STAGES, EVEN_N, EVEN_K, GROUP, ONE_ROW,
+            )  # fmt: skip
+        else:
+            acc = _multiply(
+                x_ptr, w_ptr, w_desc, tile, k_begin, k_end, M, N, K, stride_x, stride_w, BLOCK_M,
+                BLOCK_N, BLOCK_K, STAGES, EVEN_N, EVEN_K, PRECISION, TMA, WEIGHT_FORMAT,
+            )  # fmt: skip
         if PDL:
             if first_unit + k_tiles >= end:  # only the epilogue is left
                 gdc_launch_dependents()
@@ -93,8 +102,7 @@ def skinny_gemm_kernel(
                 operands = _load_epilogue_operands(
                     tile, w_scale_ptr, bias_ptr, residual_ptr, norm_ptr, squares_ptr, num_squares,
                     cos_ptr, sin_ptr, slots_ptr, M, N, stride_out, stride_angles, BLOCK_M, BLOCK_N,
-                    HAS_BIAS, HAS_RESIDUAL, HAS_NORM, HAS_SQUARES, SILU, WEIGHT_FORMAT, HEAD_DIM,
-                    KV_HEADS,
+                    HAS_BIAS, HAS_RESIDUAL, HAS_NORM, HAS_SQUARES, SILU, HEAD_DIM, KV_HEADS,
                 )  # fmt: skip
             if HAS_SQUARES:
                 by_row = _row_scale(operands[4], squares_ptr, num_squares, M, K, eps, BLOCK_M)
@@ -210,14 +218,14 @@ def _load_epilogue_operands(
     cos_ptr, sin_ptr, slots_ptr, M, N, stride_out, stride_angles,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, HAS_SQUARES: tl.constexpr,
-    SILU: tl.constexpr, WEIGHT_FORMAT: tl.constexpr, HEAD_DIM: tl.constexpr, KV_HEADS: tl.constexpr,
+    SILU: tl.constexpr, HEAD_DIM: tl.constexpr, KV_HEADS: tl.constexpr,
 ):  # fmt: skip
     """Operands of a tile's epilogue: W's scales and bias, residual, norm's weight, x's squares, and
     what `load_angles` returns."""
     rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     by = tl.zeros([BLOCK_N], tl.float32)
     bias = by
-    if WEIGHT_FORMAT != "plain":
+    if w_scale_ptr is not None:
         by = tl.load(w_scale_ptr + rows, mask=rows < N, other=0.0)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + rows, mask=rows < N, other=0.0)
@@ -254,7 +262,7 @@ def _outputs(
 def _scaled(acc, operands, HAS_BIAS: tl.constexpr, WEIGHT_FORMAT: tl.constexpr):
     """A tile's sums times the scales of W's rows, plus bias."""
     by, bias, _, _, _, _ = operands
-    if WEIGHT_FORMAT != "plain":
+    if WEIGHT_FORMAT == "codes" or WEIGHT_FORMAT == "bytes":
         acc = acc * (by * 256.0 if WEIGHT_FORMAT == "bytes" else by)[:, None]
     if HAS_BIAS:
         acc += bias.to(tl.float32)[:, None]

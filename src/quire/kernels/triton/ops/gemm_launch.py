@@ -81,8 +81,11 @@ def run_skinny(
     out: Tensor,
     flags: dict[str, Any],
 ) -> None:
-    """Launch the plain Triton GEMM for few rows; arguments as `GpuLinear.run` has them."""
-    n, k = w.shape
+    """Launch the plain Triton GEMM for few rows; arguments as `GpuLinear.run` has them.
+
+    behind: begins with scales of W's rows, and of words scales and zeros of groups, and numbers.
+    """
+    n, k = len(w), rows.shape[1]
     block_m = max(config.min_block_m, triton.next_power_of_2(len(rows)))
     num_programs, parts = config.grid(n, k, workspace(rows.device).num_sms)
     num_units = triton.cdiv(n, config.block_n) * triton.cdiv(k, config.block_k)

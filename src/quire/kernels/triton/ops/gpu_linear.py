@@ -104,11 +104,11 @@ class GpuLinear(ABC, Generic[W]):
         assert x.squares is not None
         return x.rows, x.squares
 
-    def config(self, num_rows: int, weight: W) -> Config:
-        """The config of `launch` for so many rows."""
+    def config(self, rows: Tensor, weight: W) -> Config:
+        """The config of `launch` for these rows."""
         w = self.operand(weight)[0]
         num_sms, hopper = workspace(w.device).num_sms, has_hopper_gpu(w.device)
-        return skinny_gemm_config(num_rows, *w.shape, w.itemsize, num_sms, hopper=hopper)
+        return skinny_gemm_config(len(rows), *w.shape, w.itemsize, num_sms, hopper=hopper)
 
     def rope_config(self, x: ResidualState, weight: W, rope: RopeWriteKV) -> Config | None:
         """The config of `launch` with RoPE, whose tiles contain whole heads or pairs, or None."""
@@ -131,7 +131,8 @@ class GpuLinear(ABC, Generic[W]):
             run_ring(config, rows, w, (scale, None, None, *behind), out, flags)
             return
         assert not isinstance(config, Int4Config)
-        run_skinny(config, rows, w, (scale, *behind), out, flags | {"WEIGHT_FORMAT": weight_format})
+        flags |= {"WEIGHT_FORMAT": weight_format, "GROUP": 0, "ONE_ROW": False}
+        run_skinny(config, rows, w, (scale, None, None, None, *behind), out, flags)
 
     def launch(
         self,
@@ -150,8 +151,8 @@ class GpuLinear(ABC, Generic[W]):
         """The GEMM for few rows, see skinny_gemm."""
         w = self.operand(weight)[0]
         pdl = launches_early(w.device) if pdl is None else pdl
-        config = config or self.config(num_rows(x), weight)
         rows, incoming = self.inputs(x, weight)
+        config = config or self.config(rows, weight)
         (m, k), n = rows.shape, len(w)
         assert m <= self.most
         assert rows.stride(1) == w.stride(1) == 1
@@ -182,11 +183,6 @@ class GpuLinear(ABC, Generic[W]):
         assert not silu or residual is None
         self.run(config, rows, weight, behind, out, flags)
         return Results(out, normalized, squares)
-
-
-def num_rows(x: Tensor | ResidualState) -> int:
-    """The number of rows of what a linear operation is given."""
-    return len(x.residual if isinstance(x, ResidualState) else x)
 
 
 class ByteLinear(GpuLinear[B]):

@@ -1,6 +1,7 @@
 """Linears with four-bit weights on a GPU: which kernel serves which number of rows.
 
-Up to 64 rows of x are not rounded (w4a16), and the floor is the bytes of W, a quarter of 16 bits'.
+Up to 64 rows of x are not rounded (w4a16), and the floor is the bytes of W, a quarter of 16 bits':
+by the ring on Hopper in bfloat16, elsewhere and in float16 by the plain Triton kernel.
 More rows are rounded to FP8 with a scale each (w4a8), and so are the weight's numbers, which takes
 far less from them than their four bits did: the floor is twice the tensor cores' 16-bit rate. Some
 hundred rows are multiplied while codes are unpacked; for more all codes are unpacked first.
@@ -23,6 +24,7 @@ from quire.kernels.operands import (
     RoundedRows,
     Rows,
 )
+from quire.kernels.triton.gemm.gemm_tuning import holds_whole_heads
 from quire.kernels.triton.gemm.int4_config import (
     Int4Config,
     half_heads_config,
@@ -30,10 +32,12 @@ from quire.kernels.triton.gemm.int4_config import (
 )
 from quire.kernels.triton.gemm.int4_rows_config import Int4RowsConfig, int4_rows_config
 from quire.kernels.triton.gemm.table_config import has_table, table_config
+from quire.kernels.triton.launch.gemm_config import SkinnyConfig
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.fp8_linear import many_rows
-from quire.kernels.triton.ops.gpu_linear import Config
-from quire.kernels.triton.ops.int4_weight import byte_tables, dequantize_int4
+from quire.kernels.triton.ops.gemm_launch import run_skinny
+from quire.kernels.triton.ops.gpu_linear import MAX_ROWS, Config
+from quire.kernels.triton.ops.int4_weight import byte_tables, codebook_numbers, dequantize_int4
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 from quire.kernels.triton.ops.rounded_rows import multiplies_fp8
 from quire.kernels.triton.ops.words_linear import WordsLinear, ordered
@@ -58,7 +62,7 @@ class _Int4Linear(WordsLinear[Int4Words]):
             x = x.dequantize()
         if multiplies_in_fp8(len(x), x.dtype, weight):
             return in_fp8(quantize_rows(x), weight, bias)
-        if self.reads_words(x, weight, MOST_ROWS):
+        if self.reads_words(x, weight, MOST_ROWS) or self.reads_plainly(x, weight):
             return self.launch(x, weight, bias).out
         return unpacked(x, weight, bias)
 
@@ -75,9 +79,47 @@ class _Int4Linear(WordsLinear[Int4Words]):
             return table_config(*shape, head_dim)
         return int4_config(*shape, zeros=weight.zeros is not None, head_dim=head_dim)
 
+    def reads_plainly(self, x: Tensor, weight: Int4Words) -> bool:
+        if x.dtype not in (torch.float16, torch.bfloat16) or x.stride(1) != 1:
+            return False
+        if (x.stride(0) * x.itemsize | x.data_ptr()) % 4:  # read in pairs
+            return False
+        return 0 < len(x) <= MAX_ROWS and not self.reads_words(x, weight, MAX_ROWS)
+
+    def config(self, rows: Tensor, weight: Int4Words) -> Config:
+        if self.reads_words(rows, weight, self.most):
+            return super().config(rows, weight)
+        return plain_config(len(rows))
+
+    def run(
+        self,
+        config: Config,
+        rows: Tensor,
+        weight: Int4Words,
+        behind: tuple[Any, ...],
+        out: Tensor,
+        flags: dict[str, Any],
+    ) -> None:
+        """See `GpuLinear`."""
+        if not isinstance(config, SkinnyConfig):
+            super().run(config, rows, weight, behind, out, flags)
+            return
+        one = len(rows) == 1
+        flags |= {"WEIGHT_FORMAT": "words", "GROUP": weight.group, "ONE_ROW": one}
+        flags |= {"maxnreg": 128 if one else None}  # for four programs on a multiprocessor
+        is_looked_up = weight.codebook is not None and weight.scale.dtype != torch.uint8
+        table = codebook_numbers(weight.codebook, rows.device) if is_looked_up else None
+        operands = None, weight.scale, weight.zeros, table
+        run_skinny(config, rows, weight.words, (*operands, *behind), out, flags)
+
     def rope_config(self, x: ResidualState, weight: Int4Words, rope: RopeWriteKV) -> Config | None:
         """See `GpuLinear`. Norms, and scales of keys and values, are those of whole heads."""
         m, n, found = len(x.residual), len(weight.words), None
+        assert isinstance(x.rows, Tensor)
+        if self.reads_plainly(x.rows, weight):
+            plain = plain_config(m)
+            is_whole = holds_whole_heads(plain, n, rope.k_cache.shape[2], rope.head_dim)
+            return plain if is_whole else None
         if rope.norms is None and rope.scales is None and self.scales_numbers(m, weight):
             found = half_heads_config(
                 m, n, weight.inputs, weight.group, workspace(weight.words.device).num_sms,
@@ -100,6 +142,11 @@ class _Int4Linear(WordsLinear[Int4Words]):
 
 
 INT4 = _Int4Linear()
+
+
+def plain_config(rows: int) -> SkinnyConfig:
+    """The config of the plain Triton kernel, as measured on one H200; words have steps of 256."""
+    return SkinnyConfig(64, 256, 2, per_sm=4 if rows == 1 else 2)
 
 
 def multiplies_in_fp8(rows: int, dtype: torch.dtype, weight: Int4Words) -> bool:

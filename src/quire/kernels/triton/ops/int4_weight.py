@@ -25,6 +25,7 @@ from quire.kernels.formats.table import format_of
 from quire.kernels.operands import CodebookWeight, Int4Weight, Int4Words, QuantSpec
 from quire.kernels.reference_arrays import few_rows
 from quire.kernels.reference_codebook import powers_of_two
+from quire.kernels.triton.gemm.word_gemm import power_of_two
 
 STEP = 256  # columns
 _MOST_EXPONENT = 191  # of a scale, 2^64, for `hopper_codebooks.make_e2m1`
@@ -87,14 +88,6 @@ def by_group(values: Tensor, wide: int, group: int) -> Tensor:
     """[N, K / wide] → [K / group, N], with zeros up to whole steps."""
     values = values.repeat_interleave(wide // group, dim=1)
     return F.pad(values, (0, -values.shape[1] % (STEP // group))).t().contiguous()
-
-
-@triton.jit
-def power_of_two(exponent):
-    """Twin of `reference_codebook.powers_of_two`."""
-    bits = tl.where(exponent == 0, 1 << 22, exponent.to(tl.int32) << 23)
-    bits = tl.where(exponent == 255, 0x7FC00000, bits)
-    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -65,22 +65,30 @@ class WordsLinear(GpuLinear[V]):
             return False
         return has_hopper_gpu(x.device) and self.ring_config(len(x), weight) is not None
 
+    def reads_plainly(self, x: Tensor, weight: V) -> bool:  # noqa: ARG002
+        """Whether the plain Triton kernel serves x, which the ring does not."""
+        return False
+
     def is_few(self, x: Rows, weight: V) -> TypeGuard[Tensor]:
         """See `GpuLinear`."""
-        return isinstance(x, Tensor) and self.reads_words(x, weight, MAX_ROWS)
+        if not isinstance(x, Tensor):
+            return False
+        return self.reads_words(x, weight, MAX_ROWS) or self.reads_plainly(x, weight)
 
     def normalizes(self, x: ResidualState, weight: V) -> bool:
         """See `GpuLinear`."""
-        return isinstance(x.rows, Tensor) and self.reads_words(x.rows, weight, self.most)
+        if not isinstance(x.rows, Tensor):
+            return False
+        return self.reads_words(x.rows, weight, self.most) or self.reads_plainly(x.rows, weight)
 
     def inputs(self, x: Tensor | ResidualState, weight: V) -> tuple[Tensor, Tensor | None]:
         """See `GpuLinear`."""
         rows, squares = super().inputs(x, weight)
         return ordered(rows, weight), squares
 
-    def config(self, num_rows: int, weight: V) -> Config:
+    def config(self, rows: Tensor, weight: V) -> Config:
         """See `GpuLinear`."""
-        found = self.ring_config(num_rows, weight)
+        found = self.ring_config(len(rows), weight)
         assert found is not None
         return found
 

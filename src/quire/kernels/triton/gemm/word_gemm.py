@@ -1,0 +1,154 @@
+"""A tile of the plain GEMM for few rows with a four-bit weight, as ops/int4_weight.py packs it.
+
+Integers are not converted: a code becomes the last bits of a float, which then stands for a power
+of two plus the code. What that adds to the sum of a group is taken off again, with the group's zero
+point, as a multiple of the sum of x. MXFP4's numbers are made of their bits, NF4's looked up.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def multiply_words(
+    x_ptr, w_ptr, scale_ptr, zero_ptr, table_ptr, tile, k_begin, k_end, M, N, K,
+    stride_x, stride_w,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, EVEN_N: tl.constexpr,
+    EVEN_K: tl.constexpr, GROUP: tl.constexpr, ONE_ROW: tl.constexpr,
+):  # fmt: skip
+    """Some steps of 256 columns: W [BLOCK_N, k] · xᵀ [k, BLOCK_M], float32.
+
+    table_ptr: the numbers of NF4. ONE_ROW: of x; sums are made without tensor cores, which would
+    read from shared memory what threads have unpacked.
+    """
+    rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    if not EVEN_N:
+        rows = rows % N  # rows beyond N wrap: never stored
+    pairs = w_ptr.to(tl.pointer_type(tl.int64)) + rows.to(tl.int64)[:, None] * (stride_w // 2)
+    pairs += tl.arange(0, 16)[None, :]
+    sums = tl.zeros([BLOCK_N, 16 if ONE_ROW else BLOCK_M], tl.float32)
+    following = tl.load(pairs + k_begin * 16, eviction_policy="evict_first")
+    for step in tl.range(k_begin, k_end, num_stages=1 if ONE_ROW else STAGES):
+        both = following
+        after = tl.minimum(step + 1, k_end - 1)
+        following = tl.load(pairs + after * 16, eviction_policy="evict_first")
+        for own in tl.static_range(256 // GROUP):
+            words = (both >> (32 * (own * GROUP // 128))).to(tl.int32)
+            at = (step * (256 // GROUP) + own) * N + rows
+            scale = tl.load(scale_ptr + at)
+            if scale_ptr.dtype.element_ty == tl.uint8:
+                scale = power_of_two(scale)
+            scale = scale.to(tl.float32)[:, None]
+            zero = 8.0
+            if zero_ptr is not None:
+                zero = tl.load(zero_ptr + at).to(tl.float32)[:, None]
+            x = x_ptr + step * 256 + own * GROUP
+            left = K - step * 256 - own * GROUP
+            if ONE_ROW:
+                sums += scale * _multiply_row(
+                    words, zero, scale_ptr, table_ptr, x, left, BLOCK_N, EVEN_K, GROUP,
+                    own * GROUP % 128 // 32,
+                )  # fmt: skip
+            else:
+                sums += scale * _multiply_rows(
+                    words, zero, scale_ptr, table_ptr, x, left, M, stride_x, BLOCK_M, BLOCK_N,
+                    EVEN_K, GROUP, own * GROUP % 128 // 32,
+                )  # fmt: skip
+    if ONE_ROW:
+        is_first = tl.arange(0, BLOCK_M)[None, :] == 0
+        return tl.where(is_first, tl.sum(sums, axis=1)[:, None], 0.0)
+    else:
+        return sums
+
+
+@triton.jit
+def _multiply_row(
+    words, zero, scale_ptr, table_ptr, x_ptr, left, BLOCK_N: tl.constexpr, EVEN_K: tl.constexpr,
+    GROUP: tl.constexpr, FIRST: tl.constexpr,
+):  # fmt: skip
+    """Numbers of a group's codes times one row of x, by words: float32 [BLOCK_N, 16].
+
+    FIRST: the group's first block of 32 columns in its half of a step. left: columns of x.
+    """
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    pair = tl.arange(0, 16)
+    part, total = tl.zeros([BLOCK_N, 16], tl.float32), tl.zeros([1, 16], tl.float32)
+    for block in tl.static_range(GROUP // 32):
+        source = (x_ptr + 32 * block).to(tl.pointer_type(tl.int32)) + pair
+        if EVEN_K:
+            x = tl.load(source)
+        else:
+            x = tl.load(source, mask=32 * block + 2 * pair < left, other=0)
+        for second in tl.static_range(2):
+            moved = (
+                words << (16 - 4 * (FIRST + block))
+                if second == 0
+                else words >> (4 * (FIRST + block))
+            )
+            if _is_integer(scale_ptr, table_ptr):
+                bits = moved & 0x000F0000 | 0x43000000  # 128 + the code
+                numbers = bits.to(tl.float32, bitcast=True)
+            else:
+                numbers = _numbers_of(moved >> 16 & 15, table_ptr)
+            own = (x >> (16 * second)).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
+            part += numbers * own[None, :]
+            total += own[None, :]
+    if _is_integer(scale_ptr, table_ptr):
+        part -= (128.0 + zero) * total
+    return part
+
+
+@triton.jit
+def _multiply_rows(
+    words, zero, scale_ptr, table_ptr, x_ptr, left, M, stride_x,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EVEN_K: tl.constexpr, GROUP: tl.constexpr,
+    FIRST: tl.constexpr,
+):  # fmt: skip
+    """Numbers of a group's codes times x: float32 [BLOCK_N, BLOCK_M]; else as `_multiply_row`."""
+    OWN: tl.constexpr = GROUP // 16  # codes of a word in the group
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    i, row = tl.arange(0, GROUP), tl.arange(0, BLOCK_M)[:, None]
+    columns = i % OWN // 2 * 32 + i // OWN * 2 + i % 2
+    columns = tl.max_contiguous(tl.multiple_of(columns, 2), 2)[None, :]
+    inside = row < M
+    if not EVEN_K:
+        inside = inside & (columns < left)
+    x = tl.trans(tl.load(x_ptr + row * stride_x + columns, mask=inside, other=0.0))
+    own = tl.arange(0, OWN)
+    codes = words[:, :, None] >> (FIRST * 4 + own // 2 * 4 + own % 2 * 16)[None, None, :] & 15
+    codes = codes.reshape(BLOCK_N, GROUP)
+    if _is_integer(scale_ptr, table_ptr):
+        is_bfloat: tl.constexpr = dtype == tl.bfloat16
+        bits: tl.constexpr = 0x4300 if is_bfloat else 0x6400
+        offset: tl.constexpr = 128.0 if is_bfloat else 1024.0
+        numbers = (codes | bits).to(tl.int16).to(dtype, bitcast=True)
+        total = tl.dot(tl.full([BLOCK_N, GROUP], 1.0, dtype), x)  # tensor cores have time for it
+        return tl.dot(numbers, x) - (offset + zero) * total
+    else:
+        return tl.dot(_numbers_of(codes, table_ptr).to(dtype), x)
+
+
+@triton.constexpr_function
+def _is_integer(scale_ptr, table_ptr):
+    """Whether codes are integers: those of MXFP4 have exponents as scales, those of NF4 a table."""
+    return table_ptr is None and scale_ptr.dtype.element_ty != tl.uint8
+
+
+@triton.jit
+def _numbers_of(codes, table_ptr):
+    """The numbers of a codebook, float32; without a table those of MXFP4, by their bits."""
+    if table_ptr is not None:
+        return tl.load(table_ptr + codes)
+    else:  # a sign, two bits of exponent and one of mantissa; 2^126 moves the exponent's bias
+        bits = (codes & 8) << 28 | (codes & 7) << 22
+        return bits.to(tl.float32, bitcast=True) * 85070591730234615865843651857942052864.0
+
+
+@triton.jit
+def power_of_two(exponent):
+    """Twin of `reference_codebook.powers_of_two`."""
+    bits = tl.where(exponent == 0, 1 << 22, exponent.to(tl.int32) << 23)
+    bits = tl.where(exponent == 255, 0x7FC00000, bits)
+    return bits.to(tl.float32, bitcast=True)
