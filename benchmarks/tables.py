@@ -10,7 +10,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ DOCUMENTS = [
     "docs/testing.md",
 ]
 
+DAY = re.compile(r"\b\d{4}-\d\d-\d\d\b")
 MARKED = re.compile(r"<!-- table:(\w+) -->\n(?:.*?\n)??<!-- end -->", re.DOTALL)
 
 Result = dict[str, Any]
@@ -90,14 +91,14 @@ def fill(text: str, up: str = "") -> str:
 
 
 def make(name: str, up: str) -> str:
-    """The named table, below where it was measured and above the commands. Raises TableError."""
+    """The named table, below where it was measured. Raises TableError."""
     maker = table_maker(name)
     results = {file: _read(RESULTS / f"{file}.json") for file in FILES.get(name, (name,))}
     first, *_ = results.values()
     own = {file: found for file, found in results.items() if "source" not in found}  # not others'
     sources = [source(file, found, up) for file, found in own.items()]
     origin = sources[0] if len(sources) == 1 else "\n".join(f"- {each}" for each in sources)
-    return f"{origin}\n\n{maker(first)}\n\n{commands(own.values())}"
+    return f"{origin}\n\n{maker(first)}"
 
 
 def _read(path: Path) -> Result:
@@ -110,8 +111,12 @@ def _read(path: Path) -> Result:
 
 
 def source(name: str, result: Result, up: str) -> str:
-    """When and where a file's figures were measured. up: from the document to the repository."""
-    days = sorted({run["date"] for run in _runs(result)})
+    """When and where a file's figures were measured. up: from the document to the repository.
+
+    A command says the day of those before it that measured other rows.
+    """
+    runs = _runs(result)
+    days = sorted({day for run in runs for day in (run["date"], *DAY.findall(run["command"]))})
     when = " to ".join(dict.fromkeys((days[0], days[-1])))
     hardware, versions = result["hardware"], result["versions"]
     where = f"{hardware['cores']} cores"
@@ -122,18 +127,6 @@ def source(name: str, result: Result, up: str) -> str:
         cpu = hardware["cpu"].replace("(R)", "")
         where = f"{cpu}, {where} ({sets}), torch {versions['torch']}"
     return f"{when}, {where} ([{name}.json]({up}benchmarks/results/{name}.json))."
-
-
-def commands(results: Iterable[Result]) -> str:
-    """The commands that measured these results, one a line, in a block that readers open.
-
-    What a file says before one, such as the rows that it measured, is a comment above it.
-    """
-    found = dict.fromkeys(run["command"] for result in results for run in _runs(result))
-    lines = "\n".join(line for command in found for line in command.split("; "))
-    text = re.sub(r"\bpython (?=\w+\.py)", "python benchmarks/", lines)
-    text = re.sub(r"(?m)^((?:(?!python ).)+): (?=python )", r"# \1:\n", text)
-    return f"<details><summary>Commands</summary>\n\n```\n{text}\n```\n\n</details>"
 
 
 def _runs(result: Result) -> list[Result]:
