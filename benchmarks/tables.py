@@ -53,8 +53,6 @@ MODULES = cpu_tables, gpu_tables, quantization_tables, server_tables, serving_ta
 LIKE = {
     "cpu_peers_amx": "cpu_peers",
     "faults_two_cores": "faults",
-    "quantization_methods_cpu": "quantization_methods",
-    "quantization_trained": "quantization_methods",
 }
 
 
