@@ -87,24 +87,6 @@ def gpu_fp8_rows(result: Result) -> str:
     )
 
 
-def gemm_timings(_: Result) -> str:
-    """Table of the loss by a similar shape's config, of GEMMs of shapes that nobody tuned."""
-    from gemm_similar import losses
-    from gpu_shapes import HELD_OUT, TIMED
-
-    groups = [losses(list(models)) for models in (TIMED, HELD_OUT)]
-    rows = []
-    for itemsize, m in sorted({(each.itemsize, each.m) for found in groups for each in found}):
-        cells = ["FP8" if itemsize == 1 else "bf16", str(m)]
-        for found in groups:
-            part = [each.loss for each in found if (each.itemsize, each.m) == (itemsize, m)]
-            cells.append(f"{sum(part) / len(part):.1%}, {max(part):.1%}" if part else "")
-        rows.append(cells)
-    caption = "By how much the config chosen takes longer than the best, mean and worst GEMM:"
-    head = ["weights", "rows", "one model left out at a time", "models held out"]
-    return markdown_table(head, rows, caption)
-
-
 def gpu_layers(result: Result) -> str:
     """The table of all layers with attention, with RoPE as a kernel and inside the GEMM."""
     head = ["model", "requests", "ms", "RoPE in a separate kernel, attention launched after it"]

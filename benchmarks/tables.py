@@ -26,7 +26,6 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     "README.md",
     "docs/cpu.md",
-    "docs/decisions/gemm-configs.md",
     "docs/gguf.md",
     "docs/gpu-kernels.md",
     "docs/kv-cache.md",

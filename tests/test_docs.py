@@ -316,13 +316,14 @@ def test_an_example_imports_all_names_of_quire_that_it_uses(page: str) -> None:
 def test_the_memory_plan_is_printed_as_the_page_shows_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    name, words = re.findall(r"^\$ quire serve (\S+) (--dry-run .*)$", text_of("startup.md"), re.M)[0]
+    page = text_of("startup.md")
+    name, words = re.findall(r"^\$ quire serve (\S+) (--dry-run .*)$", page, re.M)[0]
     shape = str(ROOT / "benchmarks" / "shapes" / "llama-3.1-8b")
     options = ["--skip-tokenizer-init", "--load-format", "dummy", *words.split()]
     assert main(["serve", shape, *options]) == 0
     printed = capsys.readouterr().out.replace(shape, name)
     printed = re.sub(r" +$", "", printed, flags=re.M).strip()
-    assert f"{words}\n{printed}\n```" in text_of("startup.md")
+    assert f"{words}\n{printed}\n```" in page
 
 
 def examples() -> list[tuple[str, str]]:
