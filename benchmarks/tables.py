@@ -51,7 +51,6 @@ MODULES = cpu_tables, gpu_tables, quantization_tables, server_tables, serving_ta
 # tables that are made by the function of another
 LIKE = {
     "cpu_peers_amx": "cpu_peers",
-    "faults_two_cores": "faults",
 }
 
 
