@@ -127,6 +127,17 @@ def test_each_request_field_is_named(body: type[RequestBody]) -> None:
     assert [name for name in names if f"`{name}`" not in text] == []
 
 
+def test_each_code_of_an_error_stands_in_the_table() -> None:
+    """But for those of the admin listener, and of responses that end in the background."""
+    server = ROOT / "src" / "quire" / "server"
+    code = "".join(path.read_text(encoding="utf-8") for path in server.rglob("*.py"))
+    codes = set(re.findall(r'\bcode(?:: str)? ?= ?"(\w+)"|, \d{3}, "(\w+)"\)', code))
+    table = text_of("http-api.md").split("| status | `code` | when |")[1].split("\n\n")[0]
+    named = {first or second for first, second in codes} - {"model_is_loading", "server_error"}
+    assert {"queue_timeout", "bad_request", "target_too_long"} <= named
+    assert sorted(name for name in named if f"`{name}`" not in table) == []
+
+
 def test_the_list_has_every_page() -> None:
     listed = set(re.findall(r"\| \[([\w/-]+\.md)\]", text_of("README.md")))
     pages = {page.relative_to(DOCS).as_posix() for page in (*PAGES, *DECISIONS)}
