@@ -180,6 +180,14 @@ def test_results_are_summaries() -> None:
     assert sum(file.stat().st_size for file in files) <= 1_000_000
 
 
+def test_each_result_is_linked_or_read() -> None:
+    """By a page, or by its name in a program."""
+    pages = "".join(page.read_text(encoding="utf-8") for page in DOCUMENTS)
+    code = "".join(path.read_text("utf-8") for path in (ROOT / "benchmarks").rglob("*.py"))
+    files = (ROOT / "benchmarks" / "results").glob("*.json")
+    assert [f.name for f in files if f.name not in pages and f'"{f.stem}"' not in code] == []
+
+
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks" / "results").glob("*.json")))
 def test_commands_name_no_folder_of_one_machine(file: Path) -> None:
     commands = re.findall(r'"command": "((?:[^"\\]|\\.)*)"', file.read_text())
