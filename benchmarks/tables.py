@@ -82,7 +82,7 @@ def fill(text: str, up: str = "") -> str:
             f"{num_markers} table markers, but {num_pairs} of them end; add <!-- end --> after each"
         )
     return MARKED.sub(
-        lambda found: f"<!-- table:{found[1]} -->\n{make(found[1], up)}\n<!-- end -->", text
+        lambda found: f"<!-- table:{found[1]} -->\n{make(found[1], up)}\n\n<!-- end -->", text
     )
 
 
