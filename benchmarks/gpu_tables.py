@@ -15,7 +15,7 @@ Result = dict[str, Any]
 MOST_FP8_ROWS = 16  # more are another kernel's (gpu_rows); result files from before it have them
 
 
-def served(rows: list[Result]) -> list[Result]:
+def _served(rows: list[Result]) -> list[Result]:
     """Linears of the kernels for few rows."""
     return [row for row in rows if row.get("itemsize", 2) == 2 or row["m"] <= MOST_FP8_ROWS]
 
@@ -23,7 +23,7 @@ def served(rows: list[Result]) -> list[Result]:
 def gpu_linear(result: Result) -> str:
     """Linears as an 8B's layers take them, beside the library's with nothing fused."""
     bandwidth = result["read_bandwidth"]
-    found = [row for row in served(result["tune"]) if row["model"] == "8b"]
+    found = [row for row in _served(result["tune"]) if row["model"] == "8b"]
     figures = {(_named(row), row["linear"], row["m"]): row for row in found}
     sizes = sorted({row["m"] for row in result["tune"]})
     rows = []
