@@ -10,6 +10,8 @@ from peers.worker import ENGINES
 
 Result = dict[str, Any]
 
+SHOWN_CONTEXTS, SHOWN_ROWS = (512, 4096, 16384), (1, 8, 64, 512)  # of more that were measured
+
 
 def cpu_peers(result: Result) -> str:
     """One table for each context: every engine and weight format."""
@@ -125,7 +127,7 @@ def cpu_growth(result: Result) -> str:
     ]
     by_context = []
     for row in rows:
-        for at in row["by_context"]:
+        for at in (at for at in row["by_context"] if at["context"] in SHOWN_CONTEXTS):
             cells = [row["weights"], f"{at['context']:,}"]
             cells.append(f"{at['prefill_s']:.2f} ({at['prefill_floor_s']:.2f})")
             cells.append(f"{at['decode_s'] * 1e3:.0f} ({at['decode_floor_s'] * 1e3:.0f})")
@@ -181,6 +183,7 @@ def cpu_linear(result: Result) -> str:
     rows = [
         [layer, count, *(cell for fmt in formats for cell in _beside(by_format.get(fmt, [])))]
         for (layer, count), by_format in found.items()
+        if count in SHOWN_ROWS
     ]
     head = [name for fmt in formats for name in (fmt, "theirs", "of the floor")]
     return markdown_table(["layer", "rows", *head], rows, caption)

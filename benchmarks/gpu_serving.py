@@ -174,8 +174,8 @@ class Bench:
         self.num_failed += not found["ok"] or bool(found["errors"])
         print(figures.line(found), flush=True)
         if peer := vllm_figures(workload.name, self._args.label, level):
-            of_requests, of_ttft = ratios(found, peer)
-            print(f"        to vLLM: requests/s {of_requests}, TTFT p50 {of_ttft}", flush=True)
+            rate, ttft, tpot = ratios(found, peer)
+            print(f"        to vLLM: requests/s {rate}, TTFT p50 {ttft}, TPOT {tpot}", flush=True)
         self._results.add("levels", self._row(workload, level) | found)
 
     def _run_one(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 from markdown_table import markdown_table
 
 Result = dict[str, Any]
@@ -16,15 +15,16 @@ Result = dict[str, Any]
 MOST_FP8_ROWS = 16  # more are another kernel's (gpu_rows); result files from before it have them
 
 
-def served(rows: list[Result]) -> list[Result]:
+def _served(rows: list[Result]) -> list[Result]:
     """Linears of the kernels for few rows."""
     return [row for row in rows if row.get("itemsize", 2) == 2 or row["m"] <= MOST_FP8_ROWS]
 
 
 def gpu_linear(result: Result) -> str:
-    """Linears as their layers take them, beside the library's with nothing fused."""
+    """Linears as an 8B's layers take them, beside the library's with nothing fused."""
     bandwidth = result["read_bandwidth"]
-    figures = {(_named(row), row["linear"], row["m"]): row for row in served(result["tune"])}
+    found = [row for row in _served(result["tune"]) if row["model"] == "8b"]
+    figures = {(_named(row), row["linear"], row["m"]): row for row in found}
     sizes = sorted({row["m"] for row in result["tune"]})
     rows = []
     for model, linear in dict.fromkeys(key[:2] for key in figures):
@@ -69,25 +69,6 @@ def gpu_rows(result: Result) -> str:
     )
 
 
-def gpu_rounds(result: Result) -> str:
-    """Layers with room for one round of programs, beside those without regard to that."""
-    us = {(row["format"], row["m"], row["model"]): row["us"] for row in result["rows"]}
-    models = list(dict.fromkeys(row["model"] for row in result["rows"]))
-    names = {"int4": "INT4, groups of 64", "int4_128": "INT4, 128", "nf4": "NF4", "mxfp4": "MXFP4"}
-    rows = []
-    for kind, m in dict.fromkeys((row["format"], row["m"]) for row in result["rows"]):
-        both = [us[kind, m, model] for model in models]
-        cells = [f"{each['plain']:.1f} / {each['rule']:.1f}" for each in both]
-        if any(abs(each["rule"] / each["plain"] - 1) > 0.04 for each in both):
-            rows.append([names.get(kind, f"`{kind}`"), str(m), *cells])
-    return markdown_table(
-        ["weights", "rows", *models],
-        rows,
-        "The four linears of a layer in a chain, us: without regard to how many programs a round "
-        "has / with room for one round; formats and rows that differ by more than 4 %:",
-    )
-
-
 def gpu_fp8_rows(result: Result) -> str:
     """GEMMs in FP8 by the rule, against the library and the best config, by rows."""
     rows = []
@@ -106,36 +87,6 @@ def gpu_fp8_rows(result: Result) -> str:
     )
 
 
-def gemm_timings(_: Result) -> str:
-    """Table of the loss by a similar shape's config, of GEMMs of shapes that nobody tuned."""
-    from gemm_similar import losses
-    from gpu_shapes import HELD_OUT, TIMED
-
-    groups = [losses(list(models)) for models in (TIMED, HELD_OUT)]
-    rows = []
-    for itemsize, m in sorted({(each.itemsize, each.m) for found in groups for each in found}):
-        cells = ["FP8" if itemsize == 1 else "bf16", str(m)]
-        for found in groups:
-            part = [each.loss for each in found if (each.itemsize, each.m) == (itemsize, m)]
-            cells.append(f"{sum(part) / len(part):.1%}, {max(part):.1%}" if part else "")
-        rows.append(cells)
-    caption = "By how much the config chosen takes longer than the best, mean and worst GEMM:"
-    head = ["weights", "rows", "one model left out at a time", "models held out"]
-    return markdown_table(head, rows, caption)
-
-
-def gpu_chain(result: Result) -> str:
-    """The table of all layers' linears in sequence."""
-    sizes = sorted({row["m"] for row in result["chain"]})
-    figures = {(_named(row), row["m"]): row for row in served(result["chain"])}
-    rows = []
-    for model in dict.fromkeys(key[0] for key in figures):
-        own = [figures.get((model, m)) for m in sizes]
-        cells = [f"{r['us'] / 1e3:.2f}, {r['share_of_bandwidth']:.0%}" if r else "" for r in own]
-        rows.append([model, *cells])
-    return markdown_table(["ms, share of the bandwidth, by rows", *sizes], rows)
-
-
 def gpu_layers(result: Result) -> str:
     """The table of all layers with attention, with RoPE as a kernel and inside the GEMM."""
     head = ["model", "requests", "ms", "RoPE in a separate kernel, attention launched after it"]
@@ -149,21 +100,6 @@ def gpu_layers(result: Result) -> str:
 def _named(row: Result) -> str:
     """The model, and the format of its weights where it is not the usual one."""
     return row["model"] + (" fp8" if row.get("itemsize", 2) == 1 else "")
-
-
-def gpu_decode(result: Result) -> str:
-    """Attention of decodes by the best config of each case and by the one that serves all."""
-
-    def cell(row: Result | None) -> str:
-        assert row is not None
-        best, us = row["configs"][0]["us"], _decode_us(row)
-        return f"{us:.1f}, {row['share_of_bandwidth'] * best / us:.0%} ({best:.1f})"
-
-    title = (
-        "Attention of decodes by the kernel of all GPUs, us a layer and share of the bandwidth, by "
-        "requests x keys, in brackets the best of all configs that were tried:"
-    )
-    return _by_batch(title, result["decode"], cell)
 
 
 def gpu_decode_hopper(result: Result) -> str:
@@ -264,14 +200,6 @@ def _cache(row: Result) -> Any:
     return torch.empty(1, 16, 8, head_dim, dtype=dtype, device="meta")
 
 
-def _decode_us(row: Result) -> float:
-    """Microseconds of the config that the engine takes."""
-    from quire.kernels.triton.launch import attention_config
-
-    config = asdict(attention_config.decode_config(_cache(row), int(row["batch"].split()[0])))
-    return next(float(each["us"]) for each in row["configs"] if each["config"] == config)
-
-
 def gpu_invariance(result: Result) -> str:
     """Table of the cost of batch-invariant kernels, beside the usual ones."""
     rows = []
@@ -293,33 +221,6 @@ def gpu_invariance(result: Result) -> str:
     return markdown_table([*head, "of 64"], rows, caption)
 
 
-def gpu_int4(result: Result) -> str:
-    """Linears with few rows and four-bit weights, against bandwidth."""
-    bandwidth = result["read_bandwidth"] / 1e12
-    few = _by_shape(
-        f"By the engine's rule, us (share of {bandwidth:.2f} TB/s, the GPU's bandwidth), by rows:",
-        result["few"],
-        lambda row: f"{row['rule_us']:.1f} ({row['share'] * row['us'] / row['rule_us']:.0%})",
-    )
-    more = _by_shape(
-        "More rows, in FP8, us (times faster than bfloat16):",
-        result["rows_in_fp8"],
-        lambda row: f"{row['rule_us']:.1f} ({row['bf16_us'] / row['rule_us']:.2f})",
-    )
-    return f"{few}\n\n{more}"
-
-
-def _by_shape(caption: str, found: list[Result], cell: Callable[[Result], str]) -> str:
-    """A line for each shape of a weight, a column for each number of rows."""
-    by_key = {(row["n"], row["k"], row["m"]): row for row in found}
-    rows = sorted({row["m"] for row in found})
-    lines = [
-        [f"{n}, {k}", *(cell(by_key[n, k, m]) for m in rows)]
-        for n, k in dict.fromkeys((row["n"], row["k"]) for row in found)
-    ]
-    return markdown_table(["[N, K]", *rows], lines, caption)
-
-
 def gpu_kv_dtype(result: Result) -> str:
     """Attention by the data type of keys and values, beside bfloat16."""
     rows = []
@@ -334,69 +235,58 @@ def gpu_kv_dtype(result: Result) -> str:
 
 
 def gpu_weights(result: Result) -> str:
-    """Linears with weights in each format, by rows, beside bfloat16."""
-    found, bandwidth = result["rows"], result["read_bandwidth"] / 1e12
-    rows, lines = sorted({row["m"] for row in found}), []
-    for n, k, name in dict.fromkeys((row["n"], row["k"], row["format"]) for row in found):
-        own = {
-            row["m"]: row for row in found if (row["n"], row["k"], row["format"]) == (n, k, name)
-        }
-        cells = [
-            f"{own[m]['us']:.1f} ({own[m]['share']:.0%}), {own[m]['ratio']:.2f}" if m in own else ""
-            for m in rows
-        ]
-        lines.append([f"{n}, {k}", name, *cells])
-    caption = (
-        f"Time in us (share of {bandwidth:.2f} TB/s by the weight's bytes), times faster than "
-        "bfloat16, by rows:"
-    )
-    return markdown_table(["[N, K]", "format", *rows], lines, caption)
-
-
-BYTE_FORMATS = {
-    "int8_group": "INT8 by 128", "int8_group:exact": "x not rounded", "int8_row": "INT8 by channel",
-    "fp8_block": "FP8 blocks",
-}  # fmt: skip
+    """Weights of each format, with activations in 16 bits in few rows."""
+    names = {"fp8": "FP8", "int8": "INT8", "int4": "INT4", "nf4": "NF4", "mxfp4": "MXFP4"}
+    return _by_format(result, names)
 
 
 def gpu_weights_bytes(result: Result) -> str:
-    """Times faster than bfloat16 with weights of a byte each, by rows."""
-    found = {(row["n"], row["k"], row["format"], row["m"]): row["ratio"] for row in result["rows"]}
-    rows, lines = sorted({row["m"] for row in result["rows"]}), []
-    for n, k in dict.fromkeys((row["n"], row["k"]) for row in result["rows"]):
-        for name, label in BYTE_FORMATS.items():
-            ratios = [found.get((n, k, name, m)) for m in rows]
-            cells = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
-            lines.append([f"{n}, {k}", label, *cells])
-    return markdown_table(["[N, K]", "weights", *rows], lines)
+    """Weights of a byte each with scales of groups."""
+    names = {
+        "int8_group": "INT8 by 128", "int8_group:exact": "INT8 by 128, activations not rounded",
+        "int8_row": "INT8 by channel", "fp8_block": "FP8 in blocks",
+    }  # fmt: skip
+    return _by_format(result, names)
 
 
 def gpu_weights_w8a16(result: Result) -> str:
-    """Times faster than bfloat16 of a layer's linears together, with activations in 16 bits."""
+    """Weights of a byte each, with activations in 16 bits, beside rounded ones."""
     names = {
         "fp8": "`fp8`, activations rounded", "fp8_w8a16": "`fp8_w8a16`", "w8a16": "`w8a16`",
     }  # fmt: skip
-    us, bf16_us = (Counter[tuple[str, int]]() for _ in range(2))  # the latter in the same run
+    return _by_format(result, names)
+
+
+def _by_format(result: Result, names: dict[str, str]) -> str:
+    """Times faster than bfloat16 of a layer's linears together, where all were measured."""
+    found: dict[tuple[str, int], list[Result]] = {}
     for row in result["rows"]:
-        us[row["format"], row["m"]] += row["us"]
-        bf16_us[row["format"], row["m"]] += row["us"] * row["ratio"]
-    rows = sorted({m for _, m in us})
-    lines = [
-        [label, *(f"{bf16_us[name, m] / us[name, m]:.2f}" if us[name, m] else "" for m in rows)]
-        for name, label in names.items()
-    ]
-    return markdown_table(["tokens of a step", *(f"{m:,}" for m in rows)], lines)
+        found.setdefault((row["format"], row["m"]), []).append(row)
+    rows = sorted({m for _, m in found})
+    lines = [[label, *(_speed(found.get((name, m), [])) for m in rows)]
+             for name, label in names.items()]  # fmt: skip
+    caption = "Times faster than bfloat16, the four linears of an 8B's layer together, by tokens:"
+    return markdown_table(["weights", *(f"{m:,}" for m in rows)], lines, caption)
+
+
+def _speed(linears: list[Result]) -> str:
+    """bfloat16's time in the same run over that of these; empty if not all four are there."""
+    if len(linears) < 4:
+        return ""
+    us, bf16_us = np.sum([(row["us"], row["us"] * row["ratio"]) for row in linears], axis=0)
+    return f"{bf16_us / us:.2f}"
 
 
 def gpu_int4_serving(result: Result) -> str:
-    """INT4 and FP8 weights in the engine alone."""
-    rows = [
-        (row["label"], f"{row['level']:g}", f"{row['tok_s']:,.0f}", f"{row['ttft_p50']:.0f}",
-         f"{row['itl_p50']:.2f}")
-        for row in sorted(result["levels"], key=lambda row: (row["label"], row["level"]))
-    ]  # fmt: skip
-    return markdown_table(
-        ["weights", "at a time", "tokens/s", "TTFT p50, ms", "ITL p50, ms"],
-        rows,
-        "Llama 3.1 8B's shape, 1,950 tokens in and 200 out, keys and values in FP8:",
+    """Time between tokens by the format of weights, in the engine alone."""
+    itl = {(row["label"], row["level"]): row["itl_p50"] for row in result["levels"]}
+    levels = sorted({level for _, level in itl})
+    rows = []
+    for label in dict.fromkeys(label for label, _ in sorted(itl)):
+        cells = [f"{itl[label, at]:.2f}" if (label, at) in itl else "" for at in levels]
+        rows.append([f"`{label}`", *cells])
+    caption = (
+        "Llama 3.1 8B's shape, 1,950 tokens in and 200 out, keys and values in FP8; milliseconds "
+        "between tokens (p50), by answers at a time:"
     )
+    return markdown_table(["weights", *(f"{level:g}" for level in levels)], rows, caption)

@@ -11,7 +11,7 @@ Result = dict[str, Any]
 
 _LEVELS = (1, 16, 64, 256)  # answers at a time, on a GPU
 _ON_CPU = (1, 16, 256)
-# weights by name; the row of `quantization_methods` with their loss; what a run's label calls them
+# weights by name; the row of `quantization_trained` with their loss; what a run's label calls them
 _CHOICES = (
     ("16 bits", None, "bfloat16"),
     ("FP8", "FP8", "fp8"),
@@ -20,11 +20,7 @@ _CHOICES = (
     ("INT8", "INT8", "int8"),
     ("INT8 W8A16", None, "w8a16"),
     ("INT4, RTN", "RTN", "int4"),
-    ("INT4, GPTQ", "GPTQ", "int4"),
-    ("INT4, AWQ", "AWQ", "int4"),
     ("INT4, AWQ + GPTQ", "AWQ + GPTQ", "int4"),
-    ("INT4, learned rounding", "Learned rounding", "int4"),
-    ("INT4, AWQ + learned rounding", "AWQ + learned rounding", "int4"),
     ("NF4", "NF4", "nf4"),
     ("MXFP4", "MXFP4", "mxfp4"),
 )
@@ -43,40 +39,20 @@ def quantization_quality(result: Result) -> str:
     return markdown_table([*head, "p1"], rows, caption)
 
 
-def quantization_methods(result: Result) -> str:
-    """Table of the loss by each method of `quire quantize`, and its time where measured."""
-    has_questions, has_times = "questions" in result, "seconds" in result["rows"][0]
-    head = ["", "perplexity", "95 %", "mean KL", "same top-1", "hidden cosine"]
-    head += [f"right of {result['questions']}"] if has_questions else []
-    head += ["seconds"] if has_times else []
+def quantization_trained(result: Result) -> str:
+    """Table of the loss by each method of `quire quantize`, and its time."""
+    head = ["", "perplexity", "95 %", "mean KL", "same top-1", "hidden cosine", "seconds"]
     rows = []
     for row in result["rows"]:
         low, high = row["perplexity"]["change_95"]
         cells = [row["what"], f"{row['perplexity']['change']:+.2%}", f"{low:+.1%} to {high:+.1%}"]
         cells += [f"{row['kl_divergence']['mean']:.4f}", f"{row['same_top_1']['share']:.1%}"]
-        cells.append(f"{row['hidden_cosine']['mean']:.4f}")
-        cells += [f"{row['tasks']['right_quantized']}"] if has_questions else []
-        cells += [f"{row['seconds']:.0f}"] if has_times else []
-        rows.append(cells)
+        rows.append([*cells, f"{row['hidden_cosine']['mean']:.4f}", f"{row['seconds']:.0f}"])
     caption = (
         f"{result['model']}, groups of {result['group_size']}, {result['tokens']:,} held-out "
         f"tokens, calibrated on {result['calibration_tokens']:,}:"
     )
     return markdown_table(head, rows, caption)
-
-
-def quantization_parts(result: Result) -> str:
-    """Table of the loss by rounding some parts of a model alone."""
-    rows = []
-    for row in result["rows"]:
-        cells = [row["what"], f"{1 - row['hidden_cosine']['mean']:.4f}"]
-        cells += [f"{row['kl_divergence']['mean']:.4f}", f"{row['same_top_1']['share']:.1%}"]
-        rows.append([*cells, f"{row['perplexity']['change']:+.2%}"])
-    caption = (
-        f"{result['model']}, {result['tokens']:,} held-out tokens; inputs of a linear layer are "
-        "rounded as its weights are, unless it says so:"
-    )
-    return markdown_table(["", "1 - cosine", "mean KL", "same top-1", "perplexity"], rows, caption)
 
 
 def quantization_peers(result: Result) -> str:

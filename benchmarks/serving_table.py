@@ -79,19 +79,16 @@ def published_saturated(published: Row) -> str:
 
 
 def gpu_varied(ours: Row) -> str:
-    """Loads with varied lengths and open ones, beside what is known of vLLM. ours: gpu_varied."""
+    """Loads with varied lengths and open ones that vLLM ran, too. ours: gpu_varied."""
     rows = []
-    models = tracked("scheduling_model")["levels"]
     for row in ours["levels"]:
-        key = row["workload"], row["label"], row["level"]
-        peer, model = vllm_figures(*key), _find(models, *key)
-        cells = [row["workload"], row["label"], f"{row['level']:g}", _varied(peer), _varied(row)]
-        cells += [" · ".join(ratios(row, peer)) if peer else "-"]
-        cells += [f"{_number(model['req_s'])} · {_number(model['ttft_p50'])}" if model else "-"]
-        rows.append(cells)
+        if peer := vllm_figures(row["workload"], row["label"], row["level"]):
+            name = f"{row['workload']}, {row['label']}"
+            found = " · ".join(ratios(row, peer))
+            rows.append([name, f"{row['level']:g}", _varied(peer), _varied(row), found])
     head = (
-        "load", "weights", "level", "vLLM: requests/s · TTFT p50 / p99 · TPOT p50 · latency p50",
-        "Quire", "ratio: requests/s · TTFT p50", "simulated: requests/s · TTFT p50",
+        "load", "level", "vLLM: requests/s · TTFT p50 / p99 · TPOT p50 · latency p50", "Quire",
+        "ratio: requests/s · TTFT p50 · TPOT p50",
     )  # fmt: skip
     return markdown_table(head, rows)
 

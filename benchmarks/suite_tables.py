@@ -1,8 +1,8 @@
-"""The tables of endpoint_suites.py's result: tests by file, and those that want something else."""
+"""The tables of endpoint_suites.py's result: tests by folder, and which want something else."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 from markdown_table import markdown_table
@@ -21,17 +21,20 @@ HEAD = (
 
 
 def endpoint_suites(result: Result) -> str:
-    """Endpoint tests by file, and of how many that apply to this server how many pass."""
-    files = result["files"]
-    total = [sum(row[kind] for row in files) for kind in KINDS]
-    rows = [[row["file"], *(row[kind] for kind in KINDS)] for row in files]
+    """Endpoint tests by folder, and of how many that apply to this server how many pass."""
+    folders: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for row in result["files"]:
+        folder, _, _ = row["file"].partition("/")
+        folders[folder].update({kind: row[kind] for kind in KINDS})
+    total = [sum(found[kind] for found in folders.values()) for kind in KINDS]
+    rows = [[folder, *(found[kind] for kind in KINDS)] for folder, found in folders.items()]
     applicable = sum(total[:3])
     share, all_share = (total[0] / max(1, n) for n in (applicable, applicable + total[3]))
     text = (
         f"{total[0]} of the {applicable} that apply here pass ({share:.1%}); {all_share:.1%} where "
         "those that want other than OpenAI's behaviour count as failing."
     )
-    return f"{markdown_table(('file', *HEAD), [*rows, ['**all**', *total]])}\n\n{text}"
+    return f"{markdown_table(('tests', *HEAD), [*rows, ['**all**', *total]])}\n\n{text}"
 
 
 def endpoint_suites_others(result: Result) -> str:

@@ -10,7 +10,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     "README.md",
     "docs/cpu.md",
-    "docs/decisions/gemm-configs.md",
     "docs/gguf.md",
     "docs/gpu-kernels.md",
     "docs/kv-cache.md",
@@ -38,6 +37,7 @@ DOCUMENTS = [
     "docs/testing.md",
 ]
 
+DAY = re.compile(r"\b\d{4}-\d\d-\d\d\b")
 MARKED = re.compile(r"<!-- table:(\w+) -->\n(?:.*?\n)??<!-- end -->", re.DOTALL)
 
 Result = dict[str, Any]
@@ -51,9 +51,6 @@ MODULES = cpu_tables, gpu_tables, quantization_tables, server_tables, serving_ta
 # tables that are made by the function of another
 LIKE = {
     "cpu_peers_amx": "cpu_peers",
-    "faults_two_cores": "faults",
-    "quantization_methods_cpu": "quantization_methods",
-    "quantization_trained": "quantization_methods",
 }
 
 
@@ -85,19 +82,19 @@ def fill(text: str, up: str = "") -> str:
             f"{num_markers} table markers, but {num_pairs} of them end; add <!-- end --> after each"
         )
     return MARKED.sub(
-        lambda found: f"<!-- table:{found[1]} -->\n{make(found[1], up)}\n<!-- end -->", text
+        lambda found: f"<!-- table:{found[1]} -->\n{make(found[1], up)}\n\n<!-- end -->", text
     )
 
 
 def make(name: str, up: str) -> str:
-    """The named table, below where it was measured and above the commands. Raises TableError."""
+    """The named table, below where it was measured. Raises TableError."""
     maker = table_maker(name)
     results = {file: _read(RESULTS / f"{file}.json") for file in FILES.get(name, (name,))}
     first, *_ = results.values()
     own = {file: found for file, found in results.items() if "source" not in found}  # not others'
     sources = [source(file, found, up) for file, found in own.items()]
     origin = sources[0] if len(sources) == 1 else "\n".join(f"- {each}" for each in sources)
-    return f"{origin}\n\n{maker(first)}\n\n{commands(own.values())}"
+    return f"{origin}\n\n{maker(first)}"
 
 
 def _read(path: Path) -> Result:
@@ -110,8 +107,12 @@ def _read(path: Path) -> Result:
 
 
 def source(name: str, result: Result, up: str) -> str:
-    """When and where a file's figures were measured. up: from the document to the repository."""
-    days = sorted({run["date"] for run in _runs(result)})
+    """When and where a file's figures were measured. up: from the document to the repository.
+
+    A command says the day of those before it that measured other rows.
+    """
+    runs = _runs(result)
+    days = sorted({day for run in runs for day in (run["date"], *DAY.findall(run["command"]))})
     when = " to ".join(dict.fromkeys((days[0], days[-1])))
     hardware, versions = result["hardware"], result["versions"]
     where = f"{hardware['cores']} cores"
@@ -122,18 +123,6 @@ def source(name: str, result: Result, up: str) -> str:
         cpu = hardware["cpu"].replace("(R)", "")
         where = f"{cpu}, {where} ({sets}), torch {versions['torch']}"
     return f"{when}, {where} ([{name}.json]({up}benchmarks/results/{name}.json))."
-
-
-def commands(results: Iterable[Result]) -> str:
-    """The commands that measured these results, one a line, in a block that readers open.
-
-    What a file says before one, such as the rows that it measured, is a comment above it.
-    """
-    found = dict.fromkeys(run["command"] for result in results for run in _runs(result))
-    lines = "\n".join(line for command in found for line in command.split("; "))
-    text = re.sub(r"\bpython (?=\w+\.py)", "python benchmarks/", lines)
-    text = re.sub(r"(?m)^((?:(?!python ).)+): (?=python )", r"# \1:\n", text)
-    return f"<details><summary>Commands</summary>\n\n```\n{text}\n```\n\n</details>"
 
 
 def _runs(result: Result) -> list[Result]:

@@ -127,6 +127,17 @@ def test_each_request_field_is_named(body: type[RequestBody]) -> None:
     assert [name for name in names if f"`{name}`" not in text] == []
 
 
+def test_each_code_of_an_error_stands_in_the_table() -> None:
+    """But for those of the admin listener, and of responses that end in the background."""
+    server = ROOT / "src" / "quire" / "server"
+    code = "".join(path.read_text(encoding="utf-8") for path in server.rglob("*.py"))
+    codes = set(re.findall(r'\bcode(?:: str)? ?= ?"(\w+)"|, \d{3}, "(\w+)"\)', code))
+    table = text_of("http-api.md").split("| status | `code` | when |")[1].split("\n\n")[0]
+    named = {first or second for first, second in codes} - {"model_is_loading", "server_error"}
+    assert {"queue_timeout", "bad_request", "target_too_long"} <= named
+    assert sorted(name for name in named if f"`{name}`" not in table) == []
+
+
 def test_the_list_has_every_page() -> None:
     listed = set(re.findall(r"\| \[([\w/-]+\.md)\]", text_of("README.md")))
     pages = {page.relative_to(DOCS).as_posix() for page in (*PAGES, *DECISIONS)}
@@ -167,6 +178,14 @@ def test_decisions_are_short() -> None:
 def test_results_are_summaries() -> None:
     files = (ROOT / "benchmarks" / "results").iterdir()
     assert sum(file.stat().st_size for file in files) <= 1_000_000
+
+
+def test_each_result_is_linked_or_read() -> None:
+    """By a page, or by its name in a program."""
+    pages = "".join(page.read_text(encoding="utf-8") for page in DOCUMENTS)
+    code = "".join(path.read_text("utf-8") for path in (ROOT / "benchmarks").rglob("*.py"))
+    files = (ROOT / "benchmarks" / "results").glob("*.json")
+    assert [f.name for f in files if f.name not in pages and f'"{f.stem}"' not in code] == []
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks" / "results").glob("*.json")))
@@ -311,6 +330,19 @@ def test_an_example_imports_all_names_of_quire_that_it_uses(page: str) -> None:
         imported = {a.name for n in nodes if isinstance(n, ast.ImportFrom) for a in n.names}
         used = {node.id for node in nodes if isinstance(node, ast.Name)}
         assert used & set(dir(quire)) <= imported or not imported, code
+
+
+def test_the_memory_plan_is_printed_as_the_page_shows_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = text_of("startup.md")
+    name, words = re.findall(r"^\$ quire serve (\S+) (--dry-run .*)$", page, re.M)[0]
+    shape = str(ROOT / "benchmarks" / "shapes" / "llama-3.1-8b")
+    options = ["--skip-tokenizer-init", "--load-format", "dummy", *words.split()]
+    assert main(["serve", shape, *options]) == 0
+    printed = capsys.readouterr().out.replace(shape, name)
+    printed = re.sub(r" +$", "", printed, flags=re.M).strip()
+    assert f"{words}\n{printed}\n```" in page
 
 
 def examples() -> list[tuple[str, str]]:

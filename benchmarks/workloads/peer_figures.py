@@ -17,6 +17,6 @@ def vllm_figures(workload: str, label: str, level: float) -> Row:
 
 
 def ratios(ours: Row, peer: Row) -> list[str]:
-    """Requests a second, then medians of first tokens: above 1 where Quire is ahead."""
-    pairs = (("req_s", ours, peer), ("ttft_p50", peer, ours))
+    """Requests a second, then medians of times to and between tokens: above 1: Quire is ahead."""
+    pairs = (("req_s", ours, peer), ("ttft_p50", peer, ours), ("tpot_p50", peer, ours))
     return [f"{a[key] / b[key]:.2f}" if key in a and key in b else "-" for key, a, b in pairs]

@@ -53,8 +53,8 @@ def test_a_row_that_stays_keeps_its_run(tmp_path: Path) -> None:
     text = tables.source("x", newer | MACHINE, "")
     assert text.startswith("2026-01-01 to 2026-02-02, a cpu, 2 cores")
     assert text.endswith("([x.json](benchmarks/results/x.json)).")
-    block = tables.commands([newer])
-    assert "\npython benchmarks/first.py\npython benchmarks/second.py\n" in block
+    joined = newer | {"command": "python a.py; b (2026-02-03): python c.py"} | MACHINE
+    assert tables.source("x", joined, "").startswith("2026-01-01 to 2026-02-03, a cpu")
     file.write_text(json.dumps(newer))
     assert record.earlier_rows(file)[0] == stored
     assert "2026-02-02, a cpu" in tables.source("x", newer | MACHINE | {"rows": 16}, "")
