@@ -23,6 +23,7 @@ from gpu_timing import (
     copies_beyond_cache,
     differs,
     gpu_parser,
+    num_sms,
     parse_on_gpu,
     precompile,
     read_bandwidth,
@@ -40,9 +41,11 @@ from quire.kernels.formats.mxfp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4
 from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import QuantSpec, Rows
+from quire.kernels.triton.gemm.gemm_tuning import default_skinny_config
 from quire.kernels.triton.hopper.hopper_byte_rows import multiply_byte_rows
 from quire.kernels.triton.launch.row_memory import empty_rows
 from quire.kernels.triton.ops.byte_linear import by_library, many_config
+from quire.kernels.triton.ops.int4_linear import plain_config, unpacked
 from quire.kernels.triton.ops.linear_table import linear_of
 from quire.kernels.triton.step.block_rounding import quantize_blocks
 from quire.kernels.triton.step.elementwise import quantize_rows
@@ -55,8 +58,9 @@ LIMITS = {"bf16": 6e-3, "fp8": 5e-2, "int8": 2e-2, "int4": 5e-2, "nf4": 5e-2, "m
           "w8a16": 6e-3, "fp8_w8a16": 6e-3, "int8_group": 1.2e-2, "int8_row": 1.2e-2,
           "fp8_block": 5e-2}  # fmt: skip
 # "int8_group:exact": paths that a rule may not take, see `path_of`; "int4:tight": rows of x
-# without memory for a whole tile behind them
-PATHS = "exact", "library", "tight"
+# without memory for a whole tile behind them; "int4:plain": as other GPUs than Hopper do it
+PATHS = "exact", "library", "plain", "tight"
+FOUR_BITS = "int4", "nf4", "mxfp4"
 FORMATS: dict[str, WeightFormat | None] = {
     "bf16": None, "fp8": FP8, "int8": INT8_UNROTATED, "int4": INT4_GROUP_64, "nf4": NF4,
     "mxfp4": MXFP4, "w8a16": INT8_GROUP_64, "fp8_w8a16": FP8_A16, "int8_row": None,
@@ -66,11 +70,20 @@ FORMATS: dict[str, WeightFormat | None] = {
 
 
 def path_of(name: str) -> Callable[[Rows, Any, None], Tensor]:
-    """The engine's linear, or with rows that are not rounded: by our kernel, or by the library."""
+    """The engine's linear, or with rows that are not rounded: by our kernels, or by the library."""
     path = name.partition(":")[2]
     if path == "library":
-        return by_library
-    return exact if path == "exact" else kernels_for("cuda").linear
+        return unpacked if name.startswith(FOUR_BITS) else by_library
+    own = {"exact": exact, "plain": plain}
+    return own.get(path, kernels_for("cuda").linear)
+
+
+def plain(x: Tensor, weight: Any, bias: None) -> Tensor:
+    """Few rows times a weight in four bits or 16, by the plain Triton kernel."""
+    config = plain_config(len(x))
+    if isinstance(weight, Tensor):
+        config = default_skinny_config(len(x), *weight.shape, weight.itemsize, num_sms())
+    return linear_of(weight).launch(x, weight, bias, config=config).out
 
 
 def exact(x: Tensor, weight: Any, bias: None) -> Tensor:
@@ -110,7 +123,7 @@ def rows_for(x: Tensor, weight: Any, n: int, name: str) -> Rows:
     """The rows as the kernel before leaves them; those of a path as it takes them."""
     path = name.partition(":")[2]
     kind = linear_of(weight).rounds_next(x.new_empty(len(x), n), weight)
-    if kind is None or path in ("exact", "library"):
+    if kind is None or path in ("exact", "library", "plain"):
         return x.clone() if path == "tight" else x
     rows = quantize_blocks(x, kind) if issubclass(kind, BlockRows) else quantize_rows(x, kind)
     return replace(rows, codes=rows.codes.clone()) if path == "tight" else rows

@@ -72,7 +72,7 @@ def plan(capability: int, *, whole: bool = False, most: int = 256, warps: int = 
 
 def skinny(
     capability: int, weight_format: str = "plain", *, codes: str = "fp8e4nv", heads: bool = False,
-    cache: str = BF16, one_row: bool = False,
+    cache: str = BF16, one_row: bool = False, table: str | None = None,
 ) -> Compiled:  # fmt: skip
     """The product before a norm, as an 8B model's layers have it."""
     kind = {"plain": "bf16", "codes": codes, "bytes": "u8", "words": "i32"}[weight_format]
@@ -80,7 +80,7 @@ def skinny(
     is_words = weight_format == "words"
     pdl, tma = capability >= 90, capability == 90 and not is_words
     given: Given = {
-        "group_scale_ptr": "*fp16" if is_words else None, "zero_ptr": None, "table_ptr": None,
+        "group_scale_ptr": "*fp16" if is_words else None, "zero_ptr": None, "table_ptr": table,
         "GROUP": 64 if is_words else 0, "ONE_ROW": one_row,
         "w_ptr": f"*{kind}", "w_desc": f"tensordesc<{kind}[64,{columns}]>" if tma else None,
         "bias_ptr": None, "squares_ptr": None, "BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": columns,
@@ -493,6 +493,7 @@ KERNELS = {
     "ring_int8": partial(ring, kind="i8"),
     "skinny_int8": partial(skinny, weight_format="codes", codes="i8"),
     "skinny_words": partial(skinny, weight_format="words"),
+    "skinny_words_nf4": partial(skinny, weight_format="words", table="*fp32"),
     "skinny_words_1": partial(skinny, weight_format="words", one_row=True),
     "rows": rows,
     "rows_thirds": partial(rows, config=RingConfig(128, 3, 3, warps=8)),

@@ -146,8 +146,8 @@ def test_many_rows_are_multiplied_in_fp8(monkeypatch: pytest.MonkeyPatch) -> Non
         torch.testing.assert_close(int4_linear.in_fp8(x, weight, bias), expected)
 
 
-def test_a_norm_that_a_layer_in_16_bits_left_is_done_where_no_ring_does_it() -> None:
-    """A checkpoint may mix both, and only Hopper's ring normalizes rows for words."""
+def test_a_norm_that_a_layer_in_16_bits_left_is_done_for_words() -> None:
+    """A checkpoint may mix both."""
     x, dense = torch.randn(3, 64).half(), torch.randn(128, 64).half() / 8
     residual, norm = torch.randn(3, 128).half(), torch.rand(128).half()
     state = skinny_gemm_norm(x, dense, residual, norm, 1e-5)

@@ -63,8 +63,10 @@ def compiled() -> dict[str, Any]:
 # each work item loads once, angles, or sums on their way to memory
 SPILL = {
     "pieces": 8, "hopper_fp8": 8, "ring_bytes_wide_sums": 8, "ring_int4_heads_few": 8,
-    "shared": 16, "ring_int4_wide": 16, "rows_bytes_320": 16, "rows_int4_parts": 32,
-    "rows_int4_most": 40, "hopper_int8_split": 40, "hopper_bf16_halves": 112,
+    "shared": 16, "ring_int4_wide": 16, "skinny_words": 16, "skinny_words_nf4": 8,
+    "skinny_words_rope": 16,
+    "rows_bytes_320": 16, "rows_int4_parts": 32, "rows_int4_most": 40, "hopper_int8_split": 40,
+    "hopper_bf16_halves": 112,
     "hopper_dequantized_halves": 120, "hopper_int8_halves": 136,
 }  # fmt: skip
 SPILL |= {"decode_float32_fp8": 488}  # which is there to be right, not fast
