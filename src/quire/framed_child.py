@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from quire.background import lower_priority, poll_intervals
 from quire.processes import processor_ticks
@@ -143,7 +144,7 @@ def serve_frames(begin: Callable[[bytes], Answer], memory: int) -> None:
     _write(out, b"")
     with suppress(EOFError):
         while True:
-            reply = answer(_read_frame(_read))
+            reply = answer(_read_frame(partial(os.read, 0)))
             end_self_after(0.0)
             _write(out, reply)
 
@@ -161,10 +162,6 @@ def _bound_memory(most: int) -> None:
     limit = pages * resource.getpagesize() + most
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _read(count: int) -> bytes:
-    return os.read(0, count)
 
 
 def _write(out: int, frame: bytes) -> None:

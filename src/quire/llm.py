@@ -13,11 +13,9 @@ import numpy as np
 from quire.compat.missing_names import ModelOwner
 from quire.compat.own_options import OPTION_SCOPES, names_as_given
 from quire.config import EngineConfig
-from quire.core.messages import EngineStats
 from quire.core.pooling_params import Pooling, PoolingParams
 from quire.core.request_output import EmbeddingOutput, RequestOutput, Score, ScoreOutput
 from quire.core.sampling_params import SamplingParams
-from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.beam_search import BeamSearchOutput, BeamSearchParams, search
 from quire.engine.frontend.offline_engine import OfflineEngine, OnOutput
 from quire.engine.frontend.progress_bar import ProgressBar
@@ -50,7 +48,7 @@ _MARKS_FIX = "set reasoning_marks in SamplingParams"
 Sampling = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM(ModelOwner):
+class LLM(ModelOwner, OfflineEngine):
     """A loaded model, ready to generate text and embeddings.
 
     model: a folder, a hub name, or nothing for the bundled model. options: any setting of
@@ -67,24 +65,13 @@ class LLM(ModelOwner):
         with names_as_given(options, OPTION_SCOPES):
             config = EngineConfig.from_options(**named, **options)
             check_files(config)  # before the model is loaded
-            self.tokenizer = load_tokenizer(config)
-            self._engine = OfflineEngine(config, self.tokenizer)
+            super().__init__(config, load_tokenizer(config))
         self._with_template = lru_cache(8)(self.tokenizer.with_chat_template)
 
     @classmethod
     def from_engine_args(cls, engine_args: Any) -> Self:
         """An `LLM` with the settings of EngineArgs."""
         return cls(**engine_args.settings())
-
-    @property
-    def info(self) -> EngineInfo:
-        """The fixed facts of the engine."""
-        return self._engine.info
-
-    @property
-    def stats(self) -> EngineStats:
-        """The engine's current gauges and counters."""
-        return self._engine.stats
 
     def generate(
         self,
@@ -112,7 +99,7 @@ class LLM(ModelOwner):
         all requests between two steps, and further calls are answered as if nothing had happened.
         """
         found, how = read_call(prompts, encoding)
-        return self._engine.answer(
+        return self._answer(
             "prompt",
             list(zip(found, self._sampling(sampling_params, len(found)), strict=True)),
             lambda prompt, params: (prompt, self._with_budget(params)),
@@ -160,7 +147,7 @@ class LLM(ModelOwner):
             return token_ids, _reasoned(params, tokenizer, token_ids)
 
         found = read_conversations(messages)
-        return self._engine.answer(
+        return self._answer(
             "messages",
             list(zip(found, self._sampling(sampling_params, len(found)), strict=True)),
             request,
@@ -182,7 +169,7 @@ class LLM(ModelOwner):
         refuse_unknown(options)
         limits = self.info.limits
         found = [token_ids_of(p, self.tokenizer, limits) for p in read_prompts(prompts)]
-        ends = self._engine.eos_token_ids
+        ends = self.eos_token_ids
         steps = count(1)
         with ProgressBar("tokens", getattr(params, "max_tokens", 0), shown=use_tqdm) as progress:
             progress.show(0, self.stats)
@@ -215,7 +202,7 @@ class LLM(ModelOwner):
         changes = {"pooling": pooling, "normalize": normalize, "dimensions": dimensions}
         params = self._pooling(pooling_params).changed(**changes)
         found, how = read_call(prompts, encoding)
-        outputs = self._engine.embed(found, params, how, use_tqdm=use_tqdm)
+        outputs = self._embed(found, params, how, use_tqdm=use_tqdm)
         return [_vector(output) for output in outputs]
 
     def encode(
@@ -257,7 +244,7 @@ class LLM(ModelOwner):
             problem = f"must have as many texts as data_1 ({len(first)}), not {len(second)}"
             raise invalid_value("data_2", problem)
         params = self._pooling(pooling_params).changed(normalize=True)
-        outputs = self._engine.embed([*first, *second], params, how, use_tqdm=use_tqdm)
+        outputs = self._embed([*first, *second], params, how, use_tqdm=use_tqdm)
         vectors = [_vector(output) for output in outputs]
         return [_score(*pair) for pair in zip(vectors, vectors[len(first) :], strict=False)]
 
@@ -278,7 +265,7 @@ class LLM(ModelOwner):
     def get_tokenizer(self, **options: Any) -> TransformersTokenizer:
         """The tokenizer with the methods that `transformers` gives its own.
 
-        options: of vLLM's method, as those of the methods below.
+        options: of vLLM's method, as in all methods.
         """
         refuse_unknown(options)
         return TransformersTokenizer(self.tokenizer)
@@ -286,33 +273,6 @@ class LLM(ModelOwner):
     def get_default_sampling_params(self) -> SamplingParams:
         """The sampling params that the setting `generation_config` asks for."""
         return SamplingParams(**self.info.sampling_defaults)  # type: ignore[arg-type]  # as checked
-
-    def reset_prefix_cache(self, **options: Any) -> bool:
-        """Clear the prefix cache: later requests find nothing that was computed before."""
-        return self._engine.reset_prefix_cache(**options)
-
-    def sleep(self, level: int = 1, **options: Any) -> None:
-        """Free the memory of weights and KV cache until `wake_up`.
-
-        level: 1 or 2, as in vLLM; the weights are read again from their files in both. Raises
-        InvalidRequestError for others.
-        """
-        self._engine.sleep(level, **options)
-
-    def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Load the model again, with KV cache. tags: "weights" and "kv_cache", as in vLLM.
-
-        Raises ConfigError or CheckpointError, and InvalidRequestError for other tags.
-        """
-        self._engine.wake_up(tags)
-
-    def is_sleeping(self) -> bool:
-        """Whether the model is not in memory."""
-        return self._engine.is_sleeping()
-
-    def close(self) -> None:
-        """Free the model's memory, for good."""
-        self._engine.close()
 
     if not TYPE_CHECKING:  # which finds calls
 

@@ -39,7 +39,7 @@ _writer: LineWriter | None = None
 
 def configure_logging(options: LogOptions) -> None:
     """Log to stderr like this, in this process; nothing that is written there waits any more."""
-    handler = _handler(_formatter(options.format == "json"))
+    handler = _handler(JsonFormatter() if options.format == "json" else TextFormatter())
     logging.logThreads = logging.logMultiprocessing = False  # slow, and unused
     logging.basicConfig(level=options.level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
@@ -64,10 +64,6 @@ def _handler(formatter: logging.Formatter) -> logging.Handler:
 def num_dropped_lines() -> int:
     """Log lines of this process that were dropped because the earlier ones were not read."""
     return 0 if _writer is None else _writer.num_dropped
-
-
-def _formatter(is_json: bool) -> logging.Formatter:
-    return JsonFormatter() if is_json else TextFormatter()
 
 
 def _dropped(formatter: logging.Formatter, count: int) -> str:

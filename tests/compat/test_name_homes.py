@@ -15,7 +15,7 @@ import pytest
 import quire
 from quire.cli import chat, generate, quantize, serve
 from quire.compat.environment import VARIABLES, unread_variables
-from quire.compat.foreign_programs import PROGRAMS
+from quire.compat.foreign_commands import PROGRAMS
 from quire.compat.import_names import MODULES, NAMES
 from quire.compat.method_names import METHODS
 from quire.compat.name_homes import CALL_OPTIONS, DEFAULTS, SAMPLING_PARAMS, SERVER_SETTINGS

@@ -19,7 +19,7 @@ from quire import AsyncEngineArgs, AsyncLLM, EngineArgs, LLMEngine
 from quire.cli import generate, main, serve
 from quire.cli.foreign_options import OWN_FLAGS, SCOPES, flags_of
 from quire.cli.sampling import CONSTRAINTS
-from quire.compat import command_names
+from quire.compat import foreign_commands
 from quire.compat.foreign_name import ANY, ForeignName
 from quire.compat.names_table import (
     SCOPES as ALL_SCOPES,
@@ -382,7 +382,7 @@ def test_penalties_without_reach_are_off_whatever_else_is_set() -> None:
 def test_commands_of_other_engines(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([word]) == 2
     assert (
-        f"error: unknown command {word!r}; {command_names.COMMANDS[word]}"
+        f"error: unknown command {word!r}; {foreign_commands.COMMANDS[word]}"
         in capsys.readouterr().err
     )
 

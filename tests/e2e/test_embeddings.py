@@ -84,7 +84,7 @@ def test_what_can_never_be_is_refused(llm: LLM, prompt, options, problem: str) -
 
 def test_numbers_that_are_none_fail_one_request(either_model: Path) -> None:
     """One token's embedding is NaN, so that requests with it get NaN; all are in one batch."""
-    core = LLM(either_model, **OPTIONS)._engine._awake()._core
+    core = LLM(either_model, **OPTIONS)._awake()._core
     model = core._executor._runner._model  # type: ignore[attr-defined]
     if isinstance(model, TorchModel):
         with torch.no_grad():

@@ -86,7 +86,7 @@ def attempt_with_grammars():
     assert len(found) == len(prompts)
 
 rng = random.Random(seed)
-llm._engine._inputs.grammar_checker._wait_seconds = 0.1
+llm._inputs.grammar_checker._wait_seconds = 0.1
 llm.tokenizer._encoder._quick_chars = 0  # each text is encoded in a thread
 attempt_with_grammars()
 expected, begin = answers(), time.monotonic()
@@ -149,7 +149,7 @@ for round in range(25):
     assert (stats.num_running, stats.num_waiting, free) == (0, 0, stats.num_blocks), stats
     assert answers() == expected, round
     attempt_with_grammars()
-    batch = llm._engine._awake()._core._executor._runner._running.batch
+    batch = llm._awake()._core._executor._runner._running.batch
     assert len(batch._free_rows) >= 250
 print(interrupts)
 """
@@ -264,11 +264,11 @@ def sweep(model: Path, error: type[BaseException], files: tuple[str, ...], every
         if len(last) % 4 == 0:  # what one of them damages, stays so
             assert texts(llm) == expected, last[-4:]
     assert texts(llm) == expected, last[-4:]
-    executor: Any = llm._engine._awake()._core._executor
+    executor: Any = llm._awake()._core._executor
     batch = getattr(executor, "_runner", executor)._running.batch
     llm.generate([5], SamplingParams(max_tokens=1), use_tqdm=False)
     assert len(batch._free_rows) >= 3
-    llm._engine._awake()._core._scheduler._kv.pool.check()
+    llm._awake()._core._scheduler._kv.pool.check()
 
 
 @pytest.mark.usefixtures("raises_interrupts")
@@ -277,7 +277,7 @@ def test_a_signal_at_any_line_before_a_step(tiny_model: Path, method: str) -> No
     """Nothing that calls share is lost: a validator, a thread for the tokenizer, a lock."""
     options = EngineConfig.from_options(model=str(tiny_model), **OPTIONS)
     llm = LLMEngine(options) if method == "add_request" else LLM(str(tiny_model), **OPTIONS)
-    inputs = llm._inputs if isinstance(llm, LLMEngine) else llm._engine._inputs
+    inputs = llm._inputs
     inputs.grammar_checker._wait_seconds = 0.1
     encoder = inputs._tokenizer._encoder
     encoder._quick_chars = 0  # each text is encoded in a thread

@@ -367,7 +367,7 @@ def test_wrong_entries_of_a_list_are_named(llm: LLM) -> None:
 def test_ctrl_c_while_prompts_are_added_leaves_nothing_behind(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handle, added = llm._engine._awake()._core.handle, list[AddRequest]()
+    handle, added = llm._awake()._core.handle, list[AddRequest]()
 
     def handle_one(message: EngineMessage) -> None:
         if isinstance(message, AddRequest):
@@ -376,7 +376,7 @@ def test_ctrl_c_while_prompts_are_added_leaves_nothing_behind(
             added.append(message)
         handle(message)
 
-    monkeypatch.setattr(llm._engine._awake()._core, "handle", handle_one)
+    monkeypatch.setattr(llm._awake()._core, "handle", handle_one)
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[5, 6], [7, 8]], GREEDY, use_tqdm=False)
     assert processes.interrupted.is_set()

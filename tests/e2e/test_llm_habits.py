@@ -322,7 +322,7 @@ def test_requests_are_checked_by_the_limits_of_the_engine_that_woke_up(
         llm.wake_up()
         with pytest.raises(ContextLengthError):
             llm.generate("A list is " * 9, GREEDY, use_tqdm=False)
-        inputs = llm._engine._inputs
+        inputs = llm._inputs
         inputs.set_limits(replace(llm.info.limits, vocab_size=3))
         (request,) = inputs.prepare("a", [1], bad_words).messages
         assert request.bad_words_ids == [], "ids that the model does not have"

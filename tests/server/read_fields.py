@@ -11,7 +11,7 @@ from quire.server.api.common import chat_request, generation_request
 from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.generation_request import GenerationRequest
 from quire.server.api.common.micro_batch import Stages, run_stages
-from quire.server.api.openai import chat, completions, completions_request
+from quire.server.api.openai import chat, completions
 from quire.server.api.openai.completions_request import CompletionRequest
 from quire.server.model_registry import ModelRegistry
 from quire.server.settings import ServerSettings
@@ -27,18 +27,18 @@ CHAT_BODY = (
 
 def unread_fields() -> set[str]:
     """Run both routes on requests that note each access; returns the fields without one."""
-    return _unread(
-        completions_request, CompletionRequest, completions.prepare, COMPLETION_BODY
-    ) | _unread(chat_request, ChatRequest, chat.prepare, CHAT_BODY)
+    return _unread(completions, CompletionRequest, completions.prepare, COMPLETION_BODY) | _unread(
+        chat_request, ChatRequest, chat.prepare, CHAT_BODY
+    )
 
 
 def _unread(protocol: Any, request_type: Any, prepare: Prepare, body: bytes) -> set[str]:
     read: set[str] = set()
     noting = _noting(request_type, read)
-    parse: Callable[[bytes], Any] = protocol.parse
+    parse: Callable[[bytes, Any], Any] = protocol.parse
 
-    def noting_parse(data: bytes) -> Any:
-        plain = parse(data)
+    def noting_parse(data: bytes, kind: Any) -> Any:
+        plain = parse(data, kind)
         values = {name: getattr(plain, name) for name in request_type.__struct_fields__}
         return noting(**values)
 

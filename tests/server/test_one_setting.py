@@ -126,6 +126,7 @@ def test_two_own_names_and_another_engines(app: Starlette) -> None:
         ("/v1/chat/completions", "max_new_tokens", "messages"),
         ("/v1/chat/completions", "max_completion_tokens", "messages"),
         ("/v1/chat/completions/batch", "max_new_tokens", "messages[0]"),
+        ("/v1/chat/completions/batch", "max_completion_tokens", "messages[0]"),
         ("/v1/responses", "max_output_tokens", "input"),
     ],
 )

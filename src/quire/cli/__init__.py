@@ -158,13 +158,13 @@ def _run(argv: list[str]) -> int:
 def _unknown(word: str) -> ConfigError:
     """The error for a word that is not a command; says what another engine's command is here."""
     from quire.cli.generate import could_be_model
-    from quire.compat import command_names
+    from quire.compat import foreign_commands
     from quire.options import nearest_name
 
     near = nearest_name(word, [*COMMANDS, "--version", "--help"])
     kind = "option" if word.startswith("-") else "command"
-    if word in command_names.COMMANDS:
-        hint = command_names.COMMANDS[word]
+    if word in foreign_commands.COMMANDS:
+        hint = foreign_commands.COMMANDS[word]
     elif near:
         hint = f"did you mean {near!r}?"
     elif kind == "option":

@@ -58,18 +58,14 @@ def make_parser() -> CommandParser:
         metavar="NAME",
         help="a model as quire serve takes it, the end of its path, or a listed file",
     )
-    parser.add_argument(
-        "--gone", action="store_true", default=False,
-        help="only those of models whose folder or file is not there any more, or has changed",
-    )  # fmt: skip
-    parser.add_argument(
-        "--other-processors", action="store_true", default=False,
-        help="only those that processors with other instructions have stored, as in a shared home",
-    )  # fmt: skip
-    parser.add_argument(
-        "--full", action="store_true", default=False,
-        help="whole paths and file names, also on a terminal",
-    )  # fmt: skip
+    parser.add_switch(
+        "--gone", "only those of models whose folder or file is not there any more, or has changed"
+    )
+    parser.add_switch(
+        "--other-processors",
+        "only those that processors with other instructions have stored, as in a shared home",
+    )
+    parser.add_switch("--full", "whole paths and file names, also on a terminal")
     for option in options_of(ModelSettings):
         if option.name == "prepared_weights":
             add_option(parser, option)

@@ -34,9 +34,7 @@ def make_parser() -> CommandParser:
         default=DEFAULT_CONCURRENCY,
         help=f"requests in flight (default: {DEFAULT_CONCURRENCY})",
     )
-    parser.add_argument(
-        "--json", action="store_true", default=False, help="print one JSON object instead"
-    )
+    parser.add_switch("--json", "print one JSON object instead")
     return parser
 
 

@@ -68,16 +68,11 @@ def make_parser() -> CommandParser:
         "--prompt", action="append", metavar="TEXT", help="a prompt; may be given several times"
     )
     parser.add_argument("--file", metavar="PATH", help="one prompt per line; - is standard input")
-    parser.add_argument(
-        "--chat",
-        action="store_true",
-        default=False,
-        help="send each prompt as a user's message through the model's chat template",
+    parser.add_switch(
+        "--chat", "send each prompt as a user's message through the model's chat template"
     )
     parser.add_argument("--system", metavar="TEXT", help="system message; implies --chat")
-    parser.add_argument(
-        "--json", action="store_true", default=False, help="print one JSON object per prompt"
-    )
+    parser.add_switch("--json", "print one JSON object per prompt")
     add_prompt_options(parser, "; implies --chat")
     add_sampling_options(parser, max_tokens=str(DEFAULT_MAX_TOKENS))
     add_engine_options(parser)

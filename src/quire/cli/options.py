@@ -50,6 +50,18 @@ class CommandParser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
+    def add_switch(self, flag: str, text: str) -> None:
+        """Add an option without a value, which is off unless it is given."""
+        self.add_argument(flag, action="store_true", default=False, help=text)
+
+    def add_toggle(self, flag: str, text: str) -> None:
+        """Add an option that `--no-` before its name switches off."""
+        self.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
+
+    def add_integer(self, flag: str, text: str) -> None:
+        """Add an option with a number such as 8 or 32K."""
+        self.add_argument(flag, type=human_int, metavar="N", help=text)
+
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse all of argv; other engines' options are translated. Raises ConfigError."""
         flags = self._option_string_actions

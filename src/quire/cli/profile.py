@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from quire.cli.options import CommandParser, add_engine_options, engine_config, human_int
+from quire.cli.options import CommandParser, add_engine_options, engine_config
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,19 +33,10 @@ ABOVE = (
 def make_parser() -> CommandParser:
     """The parser of the options of `quire profile`."""
     parser = CommandParser("profile", "Time the operations of one step of a model.", EXAMPLES)
-    parser.add_argument(
-        "--batch-size", type=human_int, metavar="N", help="requests in the step (default: 1)"
-    )
-    parser.add_argument(
-        "--context",
-        type=human_int,
-        metavar="N",
-        help="cached tokens of each request (default: 1024)",
-    )
-    parser.add_argument(
-        "--prefill", type=human_int, metavar="N", help="profile the prefill of N tokens instead"
-    )
-    parser.add_argument("--json", action="store_true", default=False, help="print JSON")
+    parser.add_integer("--batch-size", "requests in the step (default: 1)")
+    parser.add_integer("--context", "cached tokens of each request (default: 1024)")
+    parser.add_integer("--prefill", "profile the prefill of N tokens instead")
+    parser.add_switch("--json", "print JSON")
     parser.add_argument("--plot", metavar="FILE", help="also write a picture (PNG)")
     add_engine_options(parser)
     return parser

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import BooleanOptionalAction
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.options import CommandParser, chosen, human_int
+from quire.cli.options import CommandParser, chosen
 from quire.cli.verification import (
     add_verification_options,
     device_of,
@@ -58,11 +57,10 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--out", "-o", "--output", metavar="DIR", help="folder of the new checkpoint (needed)"
     )
-    parser.add_argument(
-        "--group-size", type=human_int, metavar="N",
-        help="inputs that share a scale, for 4-bit integers; -1: all (default: 128)",
-    )  # fmt: skip
-    _add_flag(parser, "symmetric", "without zero points (default: the method's choice)")
+    parser.add_integer(
+        "--group-size", "inputs that share a scale, for 4-bit integers; -1: all (default: 128)"
+    )
+    parser.add_toggle("--symmetric", "without zero points (default: the method's choice)")
     parser.add_argument(
         "--format", choices=FORMATS, help="checkpoint format (default: the method's)"
     )
@@ -82,31 +80,23 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--smoothing", type=float, metavar="X", help="strength of SmoothQuant (default: 0.5)"
     )
-    parser.add_argument(
-        "--steps", type=human_int, metavar="N", help="steps of learned rounding (default: 400)"
-    )
-    parser.add_argument(
-        "--seed", type=human_int, metavar="N", help="seed of learned rounding (default: 0)"
-    )
-    _add_flag(
-        parser, "double-quantization",
+    parser.add_integer("--steps", "steps of learned rounding (default: 400)")
+    parser.add_integer("--seed", "seed of learned rounding (default: 0)")
+    parser.add_toggle(
+        "--double-quantization",
         "store NF4's scales in 8 bits, as QLoRA: 4.13 bits a weight, not 4.5 (default: off)",
-    )  # fmt: skip
-    _add_flag(
-        parser, "weight-only",
+    )
+    parser.add_toggle(
+        "--weight-only",
         "FP8 weights beside 16-bit activations (W8A16), which loses less (default: off)",
-    )  # fmt: skip
-    _add_flag(
-        parser, "rotate",
+    )
+    parser.add_toggle(
+        "--rotate",
         "rotate hidden states and values, in the weights, to spread outliers (default: off)",
-    )  # fmt: skip
-    _add_flag(parser, "verify", "measure the loss at the end (default: on)")
+    )
+    parser.add_toggle("--verify", "measure the loss at the end (default: on)")
     add_verification_options(parser)
     return parser
-
-
-def _add_flag(parser: CommandParser, name: str, text: str) -> None:
-    parser.add_argument(f"--{name}", action=BooleanOptionalAction, help=text)
 
 
 def run(argv: Sequence[str]) -> int:

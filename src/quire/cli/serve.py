@@ -30,7 +30,7 @@ from quire.cli.options import (
 from quire.compat.environment import unread_variables
 from quire.config import EngineConfig
 from quire.engine.processes.fleet_model import ModelSpec
-from quire.engine.processes.model_fleet import FleetSettings, ModelFleet
+from quire.engine.processes.model_fleet import ModelFleet
 from quire.engine.processes.server_supervisor import ServerSupervisor, ServerSupervisorSettings
 from quire.errors import ConfigError, UserError
 from quire.logs import LogOptions, configure_logging
@@ -79,21 +79,14 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--config", metavar="FILE", help="YAML file with any of these options, or several models"
     )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        default=False,
-        help="print the planned memory use, and exit",
-    )
+    parser.add_switch("--dry-run", "print the planned memory use, and exit")
     parser.add_argument(
         "--gpu-memory-gib",
         type=float,
         metavar="X",
         help="with --dry-run: plan for a GPU of this size",
     )
-    parser.add_argument(
-        "--json", action="store_true", default=False, help="with --dry-run: print JSON"
-    )
+    parser.add_switch("--json", "with --dry-run: print JSON")
     group = parser.add_argument_group("server")
     for option in options_of(ServerSettings):
         add_option(group, option)
@@ -242,11 +235,13 @@ async def _serve(
         load_timeout=settings.engine_load_timeout,
         log=_log_options(settings),
     )
-    limits = FleetSettings(
-        memory_bytes=settings.model_memory_bytes, idle_seconds=settings.idle_unload_seconds
-    )
     async with ServerSupervisor(processes, listeners, admin) as supervisor:
-        fleet = ModelFleet(supervisor, plans, limits)
+        fleet = ModelFleet(
+            supervisor,
+            plans,
+            memory_bytes=settings.model_memory_bytes,
+            idle_seconds=settings.idle_unload_seconds,
+        )
 
         async def work() -> None:
             infos = await fleet.start()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from argparse import BooleanOptionalAction, Namespace
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.model_speed import Speed, measure_speed
-from quire.cli.options import CommandParser, human_int
+from quire.cli.options import CommandParser
 from quire.errors import ConfigError
 from quire.models.config.quality_report import QUALITY_FILE, QualityLimits, replacement_problem
 from quire.processes import exit_on_interrupt
@@ -37,14 +37,11 @@ def add_verification_options(parser: CommandParser) -> None:
         "of the hub (owner/name or owner/name:file); one window in five is left for verification "
         "(default: text that comes with Quire)",
     )  # fmt: skip
-    parser.add_argument(
-        "--samples", type=human_int, metavar="N",
-        help=f"windows of text for calibration; verification uses a quarter (default: {_SAMPLES})",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seq-len", type=human_int, metavar="N",
-        help=f"tokens of each window (default: {_SEQ_LEN})",
-    )  # fmt: skip
+    parser.add_integer(
+        "--samples",
+        f"windows of text for calibration; verification uses a quarter (default: {_SAMPLES})",
+    )
+    parser.add_integer("--seq-len", f"tokens of each window (default: {_SEQ_LEN})")
     parser.add_argument(
         "--tasks", metavar="FILE",
         help='JSON objects with "messages" and "expected"; right answers are counted',
@@ -54,16 +51,15 @@ def add_verification_options(parser: CommandParser) -> None:
         "--quality-limits", metavar="LIMITS",
         help=f"what the result may lose before the gate refuses it (default: {default})",
     )  # fmt: skip
-    parser.add_argument(
-        "--replace-report", action="store_true", default=False,
-        help="store the report also in place of one of more text or with stricter limits",
-    )  # fmt: skip
-    parser.add_argument(
-        "--speed", action=BooleanOptionalAction,
-        help="also measure tokens per second and memory of both models (default: on)",
-    )  # fmt: skip
+    parser.add_switch(
+        "--replace-report",
+        "store the report also in place of one of more text or with stricter limits",
+    )
+    parser.add_toggle(
+        "--speed", "also measure tokens per second and memory of both models (default: on)"
+    )
     parser.add_argument("--device", choices=DEVICES, help="device to run on (default: auto)")
-    parser.add_argument("--json", action="store_true", default=False, help="print JSON")
+    parser.add_switch("--json", "print JSON")
 
 
 def limits_of(args: Namespace) -> QualityLimits:

@@ -52,7 +52,7 @@ class ForeignModules:
         if module in NAMES:  # no ModuleNotFoundError, which `from quire import` would swallow
             raise ImportError(what_to_use(module), name=name)
         if module.endswith(".__main__"):
-            from quire.compat.foreign_programs import program_spec  # asked for by python -m alone
+            from quire.compat.foreign_commands import program_spec  # asked for by python -m alone
 
             return program_spec(name)
         if any(f"{module}.".startswith(f"{each}.") for each in MODULES):

@@ -41,33 +41,28 @@ def rows_of(scope: Scope) -> tuple[ForeignName, ...]:
     """The rows of a scope, imported when they are asked for: an API process needs two scopes."""
     match scope:
         case "engine":
-            from quire.compat.llama_cpp_families import LLAMA_CPP_FAMILIES
             from quire.compat.llama_cpp_names import LLAMA_CPP_NAMES, LLAMA_PYTHON_NAMES
             from quire.compat.transformers_names import TRANSFORMERS_NAMES
-            from quire.compat.vllm_families import VLLM_FAMILIES
             from quire.compat.vllm_names import VLLM_NAMES
 
-            llama_cpp = LLAMA_CPP_NAMES + LLAMA_CPP_FAMILIES + LLAMA_PYTHON_NAMES
-            return VLLM_NAMES + VLLM_FAMILIES + llama_cpp + TRANSFORMERS_NAMES
+            return VLLM_NAMES + LLAMA_CPP_NAMES + LLAMA_PYTHON_NAMES + TRANSFORMERS_NAMES
         case "server":
-            from quire.compat.llama_cpp_families import LLAMA_SERVER_FAMILIES
-            from quire.compat.server_names import SERVER_NAMES
-            from quire.compat.sglang_families import SGLANG_FAMILIES, TGI_NAMES
-            from quire.compat.vllm_families import SERVER_FAMILIES
+            from quire.compat.llama_cpp_names import LLAMA_SERVER_NAMES
+            from quire.compat.server_names import SERVER_NAMES, SGLANG_NAMES, TGI_NAMES
+            from quire.compat.vllm_names import VLLM_SERVER_NAMES
 
-            families = SERVER_FAMILIES + LLAMA_SERVER_FAMILIES + SGLANG_FAMILIES
-            return SERVER_NAMES + families + TGI_NAMES
+            others = VLLM_SERVER_NAMES + LLAMA_SERVER_NAMES + SGLANG_NAMES + TGI_NAMES
+            return SERVER_NAMES + others
         case "sampling":
             from quire.compat.sampling_names import SAMPLING_NAMES
             from quire.compat.webui_fields import WEBUI_PARAMS
 
             return SAMPLING_NAMES + WEBUI_PARAMS
         case "request":
-            from quire.compat.llama_cpp_fields import LLAMA_CPP_FIELDS
             from quire.compat.request_names import REQUEST_NAMES
             from quire.compat.webui_fields import WEBUI_FIELDS
 
-            return REQUEST_NAMES + LLAMA_CPP_FIELDS + WEBUI_FIELDS
+            return REQUEST_NAMES + WEBUI_FIELDS
         case "cli":
             from quire.compat.cli_names import CLI_NAMES
 

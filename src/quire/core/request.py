@@ -39,36 +39,6 @@ class Request:
                     [ cached ][ computed ........... ]
     """
 
-    __slots__ = (
-        "arrival_number",
-        "bad_words_ids",
-        "block_hashes",
-        "cache_salt",
-        "defers_deltas",
-        "due_time",
-        "end_token_ids",
-        "eos_token_ids",
-        "max_total_tokens",
-        "min_total_tokens",
-        "needs_every_position",
-        "num_cached_tokens",
-        "num_computed_tokens",
-        "num_in_flight_tokens",
-        "num_lost_tokens",
-        "num_preemptions",
-        "num_prompt_logprobs",
-        "num_prompt_tokens",
-        "pending_delta",
-        "pooling",
-        "priority",
-        "queued",
-        "reports_progress",
-        "request_id",
-        "sampling",
-        "status",
-        "token_ids",
-    )
-
     def __init__(
         self, message: AddRequest, *, arrival_number: int, max_model_len: int, queued: float = 0.0
     ) -> None:

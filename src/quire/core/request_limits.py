@@ -84,14 +84,9 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
                 "for text generation",
             )
         self._check_prompt(prompt_token_ids)
-        if sampling.stop_token_ids:
-            self._check_token_ids("stop_token_ids", sampling.stop_token_ids)
-        if sampling.allowed_token_ids:
-            self._check_token_ids("allowed_token_ids", sampling.allowed_token_ids)
-        if sampling.logprob_token_ids:
-            self._check_token_ids("logprob_token_ids", sampling.logprob_token_ids)
-        if sampling.logit_bias:
-            self._check_token_ids("logit_bias", list(sampling.logit_bias))
+        for field in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "logit_bias"):
+            if token_ids := getattr(sampling, field):
+                self._check_token_ids(field, list(token_ids))
         if marks := sampling.reasoning_marks:
             self._check_token_ids("reasoning_marks", [*marks.begin, *marks.end])
         if sampling.thinking_token_budget is not None and sampling.reasoning_marks is None:

@@ -226,13 +226,9 @@ _NO_LISTS: tuple[Any, ...] = ([], [], [], [], None, None, None)
 
 def _convert_lists(params: SamplingParams) -> None:
     """Make lists of the other types in which lists are given."""
-    for field in _LISTS:
+    for field in (*_LISTS, *_OPTIONAL_LISTS):
         value = getattr(params, field)
-        if type(value) is not list:
-            msgspec.structs.force_setattr(params, field, _as_list(field, value))
-    for field in _OPTIONAL_LISTS:
-        value = getattr(params, field)
-        if value is not None and type(value) is not list:
+        if type(value) is not list and not (value is None and field in _OPTIONAL_LISTS):
             msgspec.structs.force_setattr(params, field, _as_list(field, value))
     for field in _ID_LISTS:
         value = getattr(params, field)

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.server.admission.drain import Drain, DrainGate
 from quire.server.api.anthropic import anthropic_messages
-from quire.server.api.common.model_route import GenerationRoute, LightRoute
+from quire.server.api.common.model_route import GenerationRoute, LightRoute, connect
 from quire.server.api.common.request_gate import RequestGate
 from quire.server.api.llama_cpp import native_completion, props
 from quire.server.api.ollama import ollama_chat, ollama_embed, ollama_models
@@ -96,15 +96,15 @@ def build_server(
             await models.close()
             store.close()
 
-    connected = [route.connect(loader, gate, settings) for route in MODEL_ROUTES]
+    connected = [connect(route, gate) for route in MODEL_ROUTES]
     apps = {route.path: route.app for route in connected}
     routes = with_openapi(
         [
             *connected,
-            responses.route(store).connect(loader, gate, settings),
-            input_tokens.responses_route(store).connect(loader, gate, settings),
+            connect(responses.route(store), gate),
+            connect(input_tokens.responses_route(store), gate),
             *StoredResponsesRoutes(store, gate).routes,
-            Invocations(apps, gate, settings.max_body_bytes).route,
+            Invocations(apps, gate).route,
             *ModelsRoutes(models).routes,
             *OllamaModels(models).routes,
             *Health(models, drain, settings.engine_hang_timeout).routes,

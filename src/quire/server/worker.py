@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import uvloop
@@ -58,7 +58,8 @@ CONNECT_SECONDS = 10.0  # for engines that run already, and their tokenizers
 
 def main() -> None:
     """Serve until the parent process sends SIGTERM."""
-    signal.signal(signal.SIGTERM, _exit)  # also what uvicorn raises again once it has shut down
+    # also what uvicorn raises again once it has shut down
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     line = ParentConnection()
     start = line.receive()
     assert isinstance(start, StartWorker)
@@ -191,10 +192,6 @@ class EngineFrontends:
         entries = self.loader.models.entries()
         if all(entry.model is not None for entry in entries if entry.status.at_start):
             self.connected.set()
-
-
-def _exit(*_: object) -> NoReturn:
-    raise SystemExit(0)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from quire.engine.processes.control_channel import (
     UnloadModel,
 )
 from quire.engine.processes.fleet_model import ModelSpec
-from quire.engine.processes.model_fleet import FleetSettings, ModelFleet
+from quire.engine.processes.model_fleet import ModelFleet
 from quire.engine.processes.server_supervisor import ServerSupervisor, ServerSupervisorSettings
 from quire.errors import CheckpointError, ConfigError, EngineError, QuireError
 from quire.logs import LogOptions
@@ -55,7 +55,7 @@ def start(*plans: ModelSpec, limit: int | None) -> None:
     async def run() -> None:
         with socket.socket() as listener:
             async with ServerSupervisor(SETTINGS, [listener]) as supervisor:
-                await ModelFleet(supervisor, plans, FleetSettings(memory_bytes=limit)).start()
+                await ModelFleet(supervisor, plans, memory_bytes=limit).start()
 
     asyncio.run(run())
 
@@ -154,7 +154,7 @@ def test_an_engine_that_dies_while_it_is_being_unloaded_is_unloaded(grace: float
     async def run() -> list[str]:
         parent = Deathbed()
         plans = [plan("a", at_start=False), plan("b", at_start=False)]
-        parent.fleet = ModelFleet(cast(ServerSupervisor, parent), plans, FleetSettings())
+        parent.fleet = ModelFleet(cast(ServerSupervisor, parent), plans)
         model = parent.fleet._models["a"]
         await parent.fleet._measure(model)
         parent.fleet.on_message("0", LoadModel(name="a"))
@@ -234,8 +234,7 @@ async def let_tasks_run() -> None:
 async def fleet_of(parent: InConstantUse, *names: str, limit: int) -> ModelFleet:
     """A fleet of on-demand models of 256 MiB each."""
     plans = [plan(name, at_start=False) for name in names]
-    settings = FleetSettings(memory_bytes=limit)
-    parent.fleet = ModelFleet(cast(ServerSupervisor, parent), plans, settings)
+    parent.fleet = ModelFleet(cast(ServerSupervisor, parent), plans, memory_bytes=limit)
     for model in parent.fleet._models.values():
         await parent.fleet._measure(model)
     return parent.fleet

@@ -33,8 +33,7 @@ class LLMEngine(ModelOwner, LoadedModel):
 
     def __init__(self, config: EngineConfig) -> None:
         check_files(config)  # before the model is loaded
-        self.tokenizer = load_tokenizer(config)
-        super().__init__(config, self.tokenizer)
+        super().__init__(config, load_tokenizer(config))
         self._outputs = OutputProcessor(self.tokenizer, RequestMetrics())
         self._requests: dict[str, tuple[PreparedRequest, StreamedItems | None]] = {}
         # the caller's id by the engine's, which is never used again: its abort may be under way

@@ -24,14 +24,14 @@ from quire.tokenizer.tokenizer import Tokenizer
 
 
 class LoadedModel:
-    """One model. tokenizer: its own.
+    """One model. tokenizer: its own. info: the fixed facts of its engine.
 
     Raises ConfigError or CheckpointError where the model cannot be loaded, and ConfigError for
     requests while it sleeps or after it was closed.
     """
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer) -> None:
-        self._config, self._tokenizer = config, tokenizer
+        self._config, self.tokenizer = config, tokenizer
         core, self.info = start_engine(config)
         self._engine: InlineEngine | None = InlineEngine(core)
         self._is_closed = False

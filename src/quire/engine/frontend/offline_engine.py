@@ -65,7 +65,7 @@ class OfflineEngine(LoadedModel):
     """A model that runs batches of requests to their end."""
 
     @_one_call
-    def answer(
+    def _answer(
         self,
         interrupt: DeferredInterrupt,
         field: str,
@@ -123,7 +123,7 @@ class OfflineEngine(LoadedModel):
         return [answers[request_id] for request_id in ids]
 
     @_one_call
-    def embed(
+    def _embed(
         self,
         interrupt: DeferredInterrupt,
         prompts: Sequence[Prompt],
@@ -160,7 +160,7 @@ class OfflineEngine(LoadedModel):
     ) -> dict[str, RequestOutput]:
         """Results by request id, with those that were refused. what: their name, for the bar."""
         engine = self._awake()
-        outputs = OutputProcessor(self._tokenizer, RequestMetrics())
+        outputs = OutputProcessor(self.tokenizer, RequestMetrics())
         answers = dict(refused or {})
         shown = use_tqdm and on_output is None  # a bar would take what on_output prints
         with ProgressBar(what, len(prepared), shown=shown) as progress:

@@ -64,30 +64,28 @@ DRAIN_SECONDS = 60.0  # for the requests of a model that makes room; longer ones
 UNLOADED = "the model was unloaded before the answer was complete; send the request again"
 
 
-class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of the models that are loaded together.
-
-    memory_bytes: of all loaded models, None: no limit. idle_seconds: until unused on-demand models
-    are unloaded, None: never.
-    """
-
-    memory_bytes: int | None = None
-    idle_seconds: float | None = None
-
-
 class OutOfModelMemoryError(QuireError):
     """The memory limit is reached, and all other models are in use."""
 
 
 class ModelFleet:
-    """All models of a server; loads and unloads them for API processes."""
+    """All models of a server; loads and unloads them for API processes.
+
+    memory_bytes: of all loaded models; None: no limit. idle_seconds: until unused on-demand models
+    are unloaded; None: never.
+    """
 
     def __init__(
-        self, supervisor: ServerSupervisor, plans: Sequence[ModelSpec], settings: FleetSettings
+        self,
+        supervisor: ServerSupervisor,
+        plans: Sequence[ModelSpec],
+        *,
+        memory_bytes: int | None = None,
+        idle_seconds: float | None = None,
     ) -> None:
         self._supervisor = supervisor
-        self._settings = settings
-        self._limit: float = math.inf if settings.memory_bytes is None else settings.memory_bytes
+        self._memory_bytes, self._idle_seconds = memory_bytes, idle_seconds
+        self._limit: float = math.inf if memory_bytes is None else memory_bytes
         self._models = {plan.name: FleetModel(plan) for plan in plans}
         self._memory_lock = asyncio.Lock()  # held while memory is being freed
         self._claimant: FleetModel | None = None  # which it is being freed for
@@ -106,8 +104,8 @@ class ModelFleet:
         infos = await self._supervisor.unless_failed(asyncio.gather(*map(self._load_first, first)))
         await self._supervisor.wait_until_workers_ready()
         self._has_started = True
-        if self._settings.idle_seconds is not None:
-            self._supervisor.spawn(self._unload_idle(self._settings.idle_seconds))
+        if self._idle_seconds is not None:
+            self._supervisor.spawn(self._unload_idle(self._idle_seconds))
         return infos
 
     # ------------------------------------------------------------------ called for API processes
@@ -204,7 +202,7 @@ class ModelFleet:
     def _config(self, model: FleetModel) -> EngineConfig:
         """The model's settings; with a memory limit, the KV cache has its reserved size."""
         config = model.plan.config
-        if self._settings.memory_bytes is None or config.cache.num_blocks is not None:
+        if self._memory_bytes is None or config.cache.num_blocks is not None:
             return config
         assert model.footprint is not None, "it has been measured"
         size = model.footprint.kv_cache or config.cache.kv_cache_memory_bytes
@@ -263,7 +261,7 @@ class ModelFleet:
 
     async def _measure(self, model: FleetModel) -> None:
         """Raises ConfigError or CheckpointError."""
-        config, limit = model.plan.config, self._settings.memory_bytes
+        config, limit = model.plan.config, self._memory_bytes
         model.quality = None
         loop = asyncio.get_running_loop()
         note = loop.call_later(NOTE_SECONDS, _note_slow_files, model.plan.name)

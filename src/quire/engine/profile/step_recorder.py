@@ -70,7 +70,7 @@ class Recorder:
         given = [tensor for tensor in _tensors(arguments) if not self._is_cache(tensor)]
         if name == "embedding":  # reads a row for each token
             given = [result]
-        num_bytes = sum(_bytes(tensor) for tensor in (*given, *_tensors(result)))
+        num_bytes = sum(tensor.nbytes for tensor in (*given, *_tensors(result)))
         num_bytes += _cache_bytes(name, arguments)
         own = CallKind(num_bytes, _flops(name, arguments), _in_fp8(name, arguments))
         shape = " · ".join(self._shapes(arguments)[:2])
@@ -79,7 +79,9 @@ class Recorder:
     def _shapes(self, arguments: tuple[Any, ...]) -> list[str]:
         """Shapes of the first matrix of each argument."""
         first = (next((t for t in _tensors([each]) if t.ndim > 1), None) for each in arguments)
-        return [_shape(t) for t in first if t is not None and not self._is_cache(t)]
+        return [
+            "x".join(map(str, t.shape)) for t in first if t is not None and not self._is_cache(t)
+        ]
 
     def _is_cache(self, tensor: Tensor) -> bool:
         return tensor.data_ptr() in self._caches
@@ -97,14 +99,6 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(getattr(value, each.name))
     elif isinstance(value, Struct):
         yield from _tensors(astuple(value))
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.itemsize
-
-
-def _shape(tensor: Tensor) -> str:
-    return "x".join(str(size) for size in tensor.shape)
 
 
 def _cache_bytes(name: str, arguments: tuple[Any, ...]) -> int:

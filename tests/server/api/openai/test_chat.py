@@ -175,9 +175,9 @@ def test_only_small_bodies_are_read_on_the_loop(
     threads = []
     parse = chat_request.parse
 
-    def noting_parse(data: bytes) -> chat_request.ChatRequest:
+    def noting_parse(data: bytes, kind: type[chat_request.ChatRequest]) -> chat_request.ChatRequest:
         threads.append(threading.current_thread() is threading.main_thread())
-        return parse(data)
+        return parse(data, kind)
 
     monkeypatch.setattr(chat_request, "parse", noting_parse)
     chat()

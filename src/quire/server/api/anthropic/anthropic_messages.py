@@ -66,7 +66,7 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[MessagesFormatter]:
         chat,
         model,
         id_prefix="msg_",
-        new_call_id=_new_call_id,
+        new_call_id=lambda: f"toolu_{new_id()[:24]}",
         names=_NAMES,
         cuts_to_context=True,
     )
@@ -184,10 +184,6 @@ class MessagesFormatter(ReplyFormatter):
             stop_sequence=None if stop is None else stop.stop_sequence,
             usage=usage,
         )
-
-
-def _new_call_id() -> str:
-    return f"toolu_{new_id()[:24]}"
 
 
 def _block(part: Part) -> replies.OutputBlock:

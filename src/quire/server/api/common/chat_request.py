@@ -5,19 +5,19 @@ Without max_tokens an answer may fill the rest of the context.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
 from quire.core.sampling_params import SamplingParams
 from quire.errors import invalid_value
+from quire.server.api.common import generation_request
 from quire.server.api.common.chat_messages import Message, check_message
-from quire.server.api.common.generation_request import GenerationRequest, check_fields, sampling_of
+from quire.server.api.common.generation_request import GenerationRequest, sampling_of
 from quire.server.api.common.tool_definitions import ToolChoice, Tools, is_deeper
 from quire.server.http import field_bounds
 from quire.server.http.field_bounds import ShortText, TokenLimit
 from quire.server.http.field_names import FieldNames, Origins
-from quire.server.http.request_body import read_body
 from quire.server.parsing.template_variables import RESERVED_NAMES
 
 MAX_MESSAGES = 4096
@@ -72,10 +72,12 @@ CHAT_FIELDS = "messages", "add_generation_prompt", "continue_final_message", "ch
 _NEWER_LIMIT = FieldNames({"max_tokens": "max_completion_tokens"})
 
 
-def parse(data: bytes) -> ChatRequest:
+T = TypeVar("T", bound=ChatRequest)
+
+
+def parse(data: bytes, kind: type[T]) -> T:
     """Decode a body. Raises InvalidRequestError."""
-    request = read_body(data, ChatRequest)
-    check_fields(request)
+    request = generation_request.parse(data, kind)
     if request.max_tokens is None and request.max_completion_tokens is not None:
         request.__dict__["sent_as"] = _NEWER_LIMIT.joined(request.sent_as)
     return request

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ from quire.server.api.common.response_format import (
 )
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import NO_LIMIT, Int32, ShortText, TokenLimit
+from quire.server.http.request_body import read_body
 
 MAX_CHOICES = 1024  # prompts times n in one HTTP request
 
@@ -105,16 +106,21 @@ NO_PROGRESS = "return_progress has no effect: it needs a stream"
 NO_PADDING = "include_obfuscation has no effect: streams are sent without padding"
 
 
-def check_fields(request: GenerationRequest, logprobs: str = "logprobs") -> None:
-    """Refuse combinations that exclude each other. logprobs: the route's field that asks for them.
+T = TypeVar("T", bound=GenerationRequest)
 
-    Raises InvalidRequestError with the names that were sent.
+
+def parse(data: bytes, kind: type[T], logprobs: str = "logprobs") -> T:
+    """Decode a body, without fields that exclude each other.
+
+    logprobs: the route's field that asks for them. Raises InvalidRequestError.
     """
+    request = read_body(data, kind)
     with request.sent_as:
         check_format(request.response_format)
         _check_stream(request)
         if request.logprob_token_ids is not None and getattr(request, logprobs) in (None, False):
             raise invalid_value("logprob_token_ids", f"it needs {logprobs}; ask for them")
+    return request
 
 
 def _check_stream(request: GenerationRequest) -> None:

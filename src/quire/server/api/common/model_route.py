@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -25,9 +25,7 @@ from quire.server.http.disconnect import unless_disconnected
 from quire.server.http.http_errors import send_complete
 from quire.server.http.openapi_entry import ApiRoute, JsonResponse, OpenApiEntry
 from quire.server.http.request_reader import read_body
-from quire.server.model_loading import ModelLoader
 from quire.server.model_registry import ModelRegistry, RegisteredModel
-from quire.server.settings import ServerSettings
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -62,10 +60,6 @@ class GenerationRoute(msgspec.Struct, Generic[T], frozen=True):
     in_thread: Callable[[bytes], bool] = is_large
     needs_tenant: bool = False
 
-    def connect(self, loader: ModelLoader, gate: RequestGate, settings: ServerSettings) -> ApiRoute:
-        """Make the starlette route that runs the handler."""
-        return ApiRoute(_GenerationApp(self, loader, gate, settings), self.entry)
-
 
 class LightRoute(msgspec.Struct, frozen=True):
     """A route that reads a body and a model's tokenizer, and runs no model.
@@ -77,9 +71,12 @@ class LightRoute(msgspec.Struct, frozen=True):
     reply: Callable[..., LightReply]
     needs_tenant: bool = False
 
-    def connect(self, loader: ModelLoader, gate: RequestGate, settings: ServerSettings) -> ApiRoute:
-        """Make the starlette route that runs the handler."""
-        return ApiRoute(_LightApp(self, loader, gate, settings), self.entry)
+
+def connect(route: GenerationRoute[Any] | LightRoute, gate: RequestGate) -> ApiRoute:
+    """The starlette route that runs the handler."""
+    if isinstance(route, LightRoute):
+        return ApiRoute(_LightApp(route, gate), route.entry)
+    return ApiRoute(_GenerationApp(route, gate), route.entry)
 
 
 def model_info_route(
@@ -104,12 +101,11 @@ def model_info_route(
 class _App(Generic[R]):
     """A route as an ASGI application."""
 
-    def __init__(
-        self, route: R, loader: ModelLoader, gate: RequestGate, settings: ServerSettings
-    ) -> None:
-        self._route, self._loader, self._gate = route, loader, gate
+    def __init__(self, route: R, gate: RequestGate) -> None:
+        self._route, self._gate, self._models = route, gate, gate.models
         self._micro_batch = MicroBatch()
-        self._max_bytes, self._load_timeout = settings.max_body_bytes, settings.model_load_timeout
+        self._max_bytes = gate.settings.max_body_bytes
+        self._load_timeout = gate.settings.model_load_timeout
 
 
 class _GenerationApp(_App[GenerationRoute[T]]):
@@ -120,7 +116,7 @@ class _GenerationApp(_App[GenerationRoute[T]]):
                 body = await read_body(scope, receive, self._max_bytes, context.hold_bytes)
             except ClientDisconnect:
                 return
-            context.ticket.move(self._loader.models.entrance)  # its body is complete
+            context.ticket.move(self._models.entrance)  # its body is complete
             await unless_disconnected(scope, receive, self._serve(body, send, context))
 
     async def _serve(self, body: bytes, send: Send, context: RequestContext) -> None:
@@ -141,7 +137,7 @@ class _GenerationApp(_App[GenerationRoute[T]]):
 
     async def _prepared(self, body: bytes, context: RequestContext) -> T | LightReply:
         own = (context.tenant,) if self._route.needs_tenant else ()
-        prepare = partial(self._route.prepare, body, self._loader.models, *own)
+        prepare = partial(self._route.prepare, body, self._models, *own)
         if not self._route.in_thread(body):
             try:
                 return await self._micro_batch.run(prepare())
@@ -184,7 +180,7 @@ class _LightApp(_App[LightRoute]):
                 async with deadline.enforced():
                     reply = await self._reply(body, caller, tenant)
             except ModelNotLoadedError as error:  # a load has its own error, see several-models.md
-                await self._loader.load(error.model, deadline.within(self._load_timeout))
+                await self._gate.loader.load(error.model, deadline.within(self._load_timeout))
                 async with deadline.enforced():
                     reply = await self._reply(body, caller, tenant)
             scope["state"]["record"].no_effect = reply[1]
@@ -194,7 +190,7 @@ class _LightApp(_App[LightRoute]):
         own = (tenant,) if self._route.needs_tenant else ()
 
         def reply() -> tuple[bytes, Sequence[str]]:
-            found = self._route.reply(body, self._loader.models, *own)
+            found = self._route.reply(body, self._models, *own)
             return msgspec.json.encode(found.body), found.no_effect
 
         if not is_large(body):

@@ -44,29 +44,15 @@ class RequestContext:
     out.
     """
 
-    def __init__(
-        self,
-        scope: Scope,
-        loader: ModelLoader,
-        settings: ServerSettings,
-        ticket: Ticket,
-        body_space: BodySpace,
-        reply_space: BodySpace,
-    ) -> None:
-        state = scope["state"]
-        self.record: RequestRecord = state["record"]
-        self.hold_bytes = body_space.hold
-        self.deadline = Deadline(settings.request_timeout)
-        self.usage: UsageCounter
-        self.tenant: str = state["tenant"]
-        self._shares_cache = settings.share_prefix_cache
+    def __init__(self, scope: Scope, gate: RequestGate, ticket: Ticket) -> None:
+        self.scope, self.ticket, self._gate = scope, ticket, gate
+        self.record: RequestRecord = scope["state"]["record"]
+        self.tenant: str = scope["state"]["tenant"]
         self.caller = caller_of(scope)
-        self.scope = scope
-        self._loader = loader
-        self._queue_timeout = settings.queue_timeout
-        self.ticket = ticket
-        self._body_space = body_space
-        self._reply_space = reply_space
+        self.deadline = Deadline(gate.settings.request_timeout)
+        self.usage: UsageCounter
+        self._body_space, self._reply_space = BodySpace(gate.bodies), BodySpace(gate.replies)
+        self.hold_bytes = self._body_space.hold
 
     def start(
         self, job: Job, *, max_answers: int | None = None, max_tokens: int | None = None
@@ -79,7 +65,8 @@ class RequestContext:
         self.record.generation = generation = GenerationRecord(job)
         self.usage = generation.usage
         self.record.no_effect = job.no_effect
-        model = self._loader.models.find(job.model)
+        settings = self._gate.settings
+        model = self._gate.models.find(job.model)
         num_tokens = sum([_num_tokens(prompt) for prompt in job.prompts])
         num_answers = len(job.prompts) * job.sampling.n
         if max_answers is not None:
@@ -90,8 +77,8 @@ class RequestContext:
             self._reply_space.hold(num_reported * REPORTED_BYTES)
         self.ticket.charge(num_answers, num_tokens, at=model.admission)
         self.deadline.shorten(job.timeout, "timeout")
-        salt = cache_salt_of("" if self._shares_cache else self.tenant, job.cache_salt)
-        return AdmittedJob(job, model.engine, salt, self._queue_timeout, self.caller)
+        salt = cache_salt_of("" if settings.share_prefix_cache else self.tenant, job.cache_salt)
+        return AdmittedJob(job, model.engine, salt, settings.queue_timeout, self.caller)
 
     async def wait_for_model(self, name: str, max_seconds: float) -> None:
         """Wait until a model is loaded, at most `max_seconds` and within the deadline.
@@ -99,11 +86,11 @@ class RequestContext:
         The model stays loaded until the request ends. Raises QueueFullError or
         ModelNotLoadedError.
         """
-        entry = self._loader.models.entry(name)
+        entry = self._gate.models.entry(name)
         self.ticket.move(entry.admission)
         entry.num_waiting += 1
         try:
-            await self._loader.load(name, self.deadline.within(max_seconds))
+            await self._gate.loader.load(name, self.deadline.within(max_seconds))
         finally:
             entry.num_waiting -= 1
 
@@ -121,23 +108,19 @@ class RequestContext:
 class RequestGate:
     """Admits requests or refuses them. One per API process.
 
-    prepare_threads: for large bodies. light_threads: for those of requests without generation,
-    which so delay no other's preparation.
+    bodies, replies: count the bytes that requests hold. prepare_threads: for large bodies.
+    light_threads: for those of requests without generation, which so delay no other's preparation.
     """
 
     def __init__(self, loader: ModelLoader, settings: ServerSettings) -> None:
-        self._loader = loader
-        self._settings = settings
+        self.loader, self.models, self.settings = loader, loader.models, settings
         self._receiving = _bounded(MAX_RECEIVING, "requests are being received")
         self.light_requests = _bounded(
             MAX_LIGHT_REQUESTS, "requests without generation are being answered"
         )
         self.prepare_threads = FairExecutor(NUM_THREADS, "quire-prepare")
         self.light_threads = FairExecutor(1, "quire-light")
-
-        def retry_after() -> float:
-            return loader.models.entrance.retry_after()
-
+        retry_after = self.models.entrance.retry_after
         self.bodies = BodyMemory(settings.held_body_bytes, retry_after)
         # as much again, so that the largest answer is possible
         most = max(settings.held_body_bytes, MAX_REPORTED * REPORTED_BYTES)
@@ -152,16 +135,15 @@ class RequestGate:
 
         Raises OverloadedError, or InvalidRequestError for an invalid X-Request-Timeout.
         """
-        if not self._loader.models.may_answer:
+        if not self.models.may_answer:
             raise OverloadedError("the engine is not running; send it again", retry_after=5.0)
-        timeout, entrance = _timeout_of(scope), self._loader.models.entrance
+        timeout, entrance = _timeout_of(scope), self.models.entrance
         if has_body(scope):
             ticket = Ticket(entrance)
         else:
             entrance.check()
             ticket = Ticket(self._receiving)
-        spaces = BodySpace(self.bodies), BodySpace(self.replies)
-        context = RequestContext(scope, self._loader, self._settings, ticket, *spaces)
+        context = RequestContext(scope, self, ticket)
         context.deadline.shorten(timeout, TIMEOUT_HEADER)
         return context
 
@@ -173,7 +155,7 @@ class RequestGate:
 
         Raises QueueFullError, or InvalidRequestError for an invalid X-Request-Timeout.
         """
-        deadline = Deadline(self._settings.request_timeout)
+        deadline = Deadline(self.settings.request_timeout)
         deadline.shorten(_timeout_of(scope), TIMEOUT_HEADER)
         self.light_requests.check()
         with Ticket(self._receiving) as ticket, BodySpace(self.bodies) as space:

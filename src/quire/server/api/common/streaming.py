@@ -57,12 +57,8 @@ def _event(chunk: msgspec.Struct) -> bytes:
     return name + b"data: " + _encoder.encode(chunk) + b"\n\n"
 
 
-def _line(chunk: msgspec.Struct) -> bytes:
-    return _encoder.encode(chunk) + b"\n"
-
-
 EVENTS = Framing(b"text/event-stream; charset=utf-8", _event)  # server-sent events
-LINES = Framing(b"application/x-ndjson", _line)  # of JSON
+LINES = Framing(b"application/x-ndjson", lambda chunk: _encoder.encode(chunk) + b"\n")  # of JSON
 
 
 class OpenAIReplyFormatter(ReplyFormatter):

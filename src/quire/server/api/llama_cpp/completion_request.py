@@ -15,14 +15,12 @@ from quire.errors import invalid_value
 from quire.server.api.common.generation_request import (
     MAX_CHOICES,
     GenerationRequest,
-    check_fields,
     one_dropped_token,
     sampling_of,
 )
 from quire.server.api.common.prompt_types import EncodeParts, PromptTypes
 from quire.server.http import field_bounds
 from quire.server.http.field_bounds import TokenId
-from quire.server.http.request_body import read_body
 
 PROMPTS = PromptTypes("prompt", str, MAX_CHOICES)
 
@@ -56,13 +54,6 @@ class NativeCompletionRequest(GenerationRequest, kw_only=True, dict=True):
     logit_bias: BiasMap | BiasPairs | _False | None = None  # type: ignore[assignment]
     n_probs: field_bounds.NumLogprobs | None = None
     return_tokens: bool | None = None
-
-
-def parse(data: bytes) -> NativeCompletionRequest:
-    """Decode a body. Raises InvalidRequestError."""
-    request = read_body(data, NativeCompletionRequest)
-    check_fields(request, "n_probs")
-    return request
 
 
 def token_biases(request: NativeCompletionRequest, encode: EncodeParts) -> dict[int, float] | None:

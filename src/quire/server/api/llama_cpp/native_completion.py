@@ -12,7 +12,7 @@ from quire.core.request_output import CompletionOutput, Logprob, RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.server.api.common import route_rules
 from quire.server.api.common.generation_job import Job, make_job
-from quire.server.api.common.generation_request import take_defaults
+from quire.server.api.common.generation_request import parse, take_defaults
 from quire.server.api.common.logprob_formats import finite, shown_of
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
@@ -45,7 +45,7 @@ _SETTINGS = {
 
 def prepare(body: bytes, models: ModelRegistry) -> Stages[NativeFormatter]:
     """Decode a body and make its job, in stages. Raises InvalidRequestError."""
-    request = completion_request.parse(body)
+    request = parse(body, NativeCompletionRequest, "n_probs")
     model = models.find(request.model)
     yield
     with request.sent_as:

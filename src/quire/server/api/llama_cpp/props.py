@@ -70,7 +70,7 @@ class AppliedTemplate(msgspec.Struct):
 
 def apply_template(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply to the body of a chat. Raises InvalidRequestError."""
-    request = chat_request.parse(data)
+    request = chat_request.parse(data, ChatRequest)
     model = models.find(request.model)
     ids = conversation.encode(request, model)
     text = model.engine.tokenizer.decode(ids, skip_special_tokens=False)

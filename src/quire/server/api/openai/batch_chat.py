@@ -10,11 +10,11 @@ from typing import Annotated
 import msgspec
 
 from quire.errors import invalid_value
-from quire.server.api.common import conversation, route_rules
+from quire.server.api.common import chat_request, conversation, route_rules
 from quire.server.api.common.chat_request import ChatRequest, Messages
 from quire.server.api.common.conversation import Conversation
 from quire.server.api.common.generation_job import check_lists
-from quire.server.api.common.generation_request import MAX_CHOICES, check_fields
+from quire.server.api.common.generation_request import MAX_CHOICES
 from quire.server.api.common.logprob_bounds import check_num_logprobs
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
@@ -23,7 +23,6 @@ from quire.server.api.openai.chat import ChatFormatter
 from quire.server.api.openai.chat_reply import ChatReply
 from quire.server.http.field_names import FieldNames
 from quire.server.http.openapi_entry import PostEntry
-from quire.server.http.request_body import read_body
 from quire.server.model_registry import ModelRegistry
 
 
@@ -40,8 +39,7 @@ _SHARED = tuple(name for name in ChatRequest.__struct_fields__ if name != "messa
 
 def parse(data: bytes) -> list[ChatRequest]:
     """Decode a body; one request for each conversation. Raises InvalidRequestError."""
-    request = read_body(data, BatchChatRequest)
-    check_fields(request)
+    request = chat_request.parse(data, BatchChatRequest)
     if request.stream:
         raise invalid_value("stream", "several conversations are not streamed; leave it out")
     if request.n not in (None, 1):

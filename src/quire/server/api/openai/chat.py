@@ -37,7 +37,7 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[ChatFormatter]:
 
     Raises InvalidRequestError or ContextLengthError.
     """
-    request = chat_request.parse(body)
+    request = chat_request.parse(body, ChatRequest)
     model = models.find(request.model)
     yield
     if model.forces_usage:

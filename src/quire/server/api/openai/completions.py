@@ -12,7 +12,7 @@ from quire.core.request_output import CompletionOutput, RequestOutput
 from quire.engine.frontend.prompt_encoding import token_ids_of
 from quire.server.api.common import route_rules
 from quire.server.api.common.generation_job import Job, make_job
-from quire.server.api.common.generation_request import force_usage, take_defaults
+from quire.server.api.common.generation_request import force_usage, parse, take_defaults
 from quire.server.api.common.logprob_bounds import is_wide
 from quire.server.api.common.logprob_formats import (
     CompletionLogprobs,
@@ -64,7 +64,7 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[CompletionFormatter]:
 
     Raises InvalidRequestError.
     """
-    request = completions_request.parse(body)
+    request = parse(body, CompletionRequest)
     model = models.find(request.model)
     yield
     if model.forces_usage:

@@ -14,14 +14,12 @@ from quire.errors import invalid_value
 from quire.server.api.common.generation_request import (
     MAX_CHOICES,
     GenerationRequest,
-    check_fields,
     one_dropped_token,
     sampling_of,
 )
 from quire.server.api.common.logprob_formats import ALL
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import TokenId
-from quire.server.http.request_body import read_body
 
 Prompts = str | list[TokenId | str | list[TokenId]]
 _PromptList = msgspec.Meta(min_length=1, max_length=MAX_CHOICES)
@@ -51,13 +49,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
 _prompt_decoder: msgspec.json.Decoder[Prompts] = msgspec.json.Decoder(Prompts)
 _ids_decoder = msgspec.json.Decoder(Annotated[list[TokenId], _OneOrMore])
-
-
-def parse(data: bytes) -> CompletionRequest:
-    """Decode a body. Raises InvalidRequestError."""
-    request = read_body(data, CompletionRequest)
-    check_fields(request)
-    return request
 
 
 def prompts(request: CompletionRequest) -> list[str | list[int]]:

@@ -28,7 +28,7 @@ class InputTokensReply(msgspec.Struct, kw_only=True):
 
 def count_chat(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply to the body of a chat. Raises InvalidRequestError."""
-    return _counted(chat_request.parse(data), models)
+    return _counted(chat_request.parse(data, ChatRequest), models)
 
 
 def count_response(

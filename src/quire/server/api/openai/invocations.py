@@ -30,10 +30,8 @@ _NULL = msgspec.Raw(b"null")
 class Invocations:
     """The endpoint. routes: those of the other paths, by path."""
 
-    def __init__(self, routes: Mapping[str, ASGIApp], gate: RequestGate, max_bytes: int) -> None:
-        self._routes = routes
-        self._gate = gate
-        self._max_bytes = max_bytes
+    def __init__(self, routes: Mapping[str, ASGIApp], gate: RequestGate) -> None:
+        self._routes, self._gate = routes, gate
 
     @property
     def route(self) -> ApiRoute:
@@ -47,9 +45,10 @@ class Invocations:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request: read its body, and give it to the route that it is for."""
+        max_bytes = self._gate.settings.max_body_bytes
         with self._gate.admit_light(scope) as (_, _, space):
             try:
-                body = await read_body(scope, receive, self._max_bytes, space.hold)
+                body = await read_body(scope, receive, max_bytes, space.hold)
             except ClientDisconnect:
                 return
         scope["state"][STATE_KEY] = body
