@@ -120,12 +120,13 @@ def _multiply_rows(
     codes = words[:, :, None] >> (FIRST * 4 + own // 2 * 4 + own % 2 * 16)[None, None, :] & 15
     codes = codes.reshape(BLOCK_N, GROUP)
     if _is_integer(scale_ptr, table_ptr):
-        is_bfloat: tl.constexpr = dtype == tl.bfloat16
-        bits: tl.constexpr = 0x4300 if is_bfloat else 0x6400
-        offset: tl.constexpr = 128.0 if is_bfloat else 1024.0
-        numbers = (codes | bits).to(tl.int16).to(dtype, bitcast=True)
         total = tl.dot(tl.full([BLOCK_N, GROUP], 1.0, dtype), x)  # tensor cores have time for it
-        return tl.dot(numbers, x) - (offset + zero) * total
+        if dtype == tl.bfloat16:
+            numbers = (codes | 0x4300).to(tl.int16).to(dtype, bitcast=True)
+            return tl.dot(numbers, x) - (128.0 + zero) * total
+        else:  # 1,024 and the code would leave too few digits of sums
+            numbers = (codes | 0x6400).to(tl.int16).to(dtype, bitcast=True) - 1024.0
+            return tl.dot(numbers.to(dtype), x) - zero * total
     else:
         return tl.dot(_numbers_of(codes, table_ptr).to(dtype), x)
 
