@@ -65,7 +65,7 @@ def _downloaded(repository: str, file: str | None) -> Path:
 
 
 def _first_text(repository: str) -> str:
-    files = sorted(hub_client().HfApi().list_repo_files(repository, repo_type="dataset"))
+    files: list[str] = sorted(hub_client().HfApi().list_repo_files(repository, repo_type="dataset"))
     texts = [file for file in files if file.endswith(_ENDS)]
     # parquet last: it takes a library that is optional
     texts = texts or [file for file in files if file.endswith(parquet_text.ENDING)]

@@ -36,7 +36,10 @@ def growing_part(backend: tokenizers.Tokenizer) -> str | None:
 
 
 def _growth(step: dict[str, Any]) -> float:
-    """Characters that come of one, at most. Forms of Unicode, of which a second is none, count 1."""
+    """Characters that come of one, at most.
+
+    Forms of Unicode count as one: a second does nothing to what the first has made.
+    """
     match step:
         case {"type": "Sequence"}:
             return prod(_growth(own) for name in _STEPS for own in step.get(name, ()))
