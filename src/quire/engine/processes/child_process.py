@@ -108,8 +108,8 @@ class Child:
                 status = await self._process.wait()
         except TimeoutError:
             logger.error(
-                "process %d was killed %.0f s ago and has not ended: the kernel holds it; it has %s "
-                "open; see whether their storage, or its device, answers",
+                "process %d was killed %.0f s ago and has not ended: the kernel holds it; it has "
+                "%s open; see whether their storage, or its device, answers",
                 self.pid, END_SECONDS, open_files(self.pid),
             )  # fmt: skip
             status = -signal.SIGKILL
