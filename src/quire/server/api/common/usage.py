@@ -34,7 +34,8 @@ class Usage(msgspec.Struct):
 class UsageCounter(msgspec.Struct, eq=False):
     """Counts the tokens of outputs as they come. A prompt counts once, whatever its answers.
 
-    finish_reasons: of answers that were not aborted. first_token: when the first token came, in seconds of the monotonic clock.
+    finish_reasons: of answers that were not aborted. first_token: when the first token came, in
+    seconds of the monotonic clock.
     """
 
     prompt_tokens: int = 0
