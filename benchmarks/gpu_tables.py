@@ -16,7 +16,7 @@ Result = dict[str, Any]
 MOST_FP8_ROWS = 16  # more are another kernel's (gpu_rows); result files from before it have them
 
 
-def served(rows: list[Result]) -> list[Result]:
+def _served(rows: list[Result]) -> list[Result]:
     """Linears of the kernels for few rows."""
     return [row for row in rows if row.get("itemsize", 2) == 2 or row["m"] <= MOST_FP8_ROWS]
 
@@ -24,7 +24,7 @@ def served(rows: list[Result]) -> list[Result]:
 def gpu_linear(result: Result) -> str:
     """Linears as their layers take them, beside the library's with nothing fused."""
     bandwidth = result["read_bandwidth"]
-    figures = {(_named(row), row["linear"], row["m"]): row for row in served(result["tune"])}
+    figures = {(_named(row), row["linear"], row["m"]): row for row in _served(result["tune"])}
     sizes = sorted({row["m"] for row in result["tune"]})
     rows = []
     for model, linear in dict.fromkeys(key[:2] for key in figures):
@@ -127,7 +127,7 @@ def gemm_timings(_: Result) -> str:
 def gpu_chain(result: Result) -> str:
     """The table of all layers' linears in sequence."""
     sizes = sorted({row["m"] for row in result["chain"]})
-    figures = {(_named(row), row["m"]): row for row in served(result["chain"])}
+    figures = {(_named(row), row["m"]): row for row in _served(result["chain"])}
     rows = []
     for model in dict.fromkeys(key[0] for key in figures):
         own = [figures.get((model, m)) for m in sizes]
