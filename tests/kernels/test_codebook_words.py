@@ -225,7 +225,6 @@ HOPPER_ONLY = pytest.mark.gpu("Hopper")
 ROWS = 1, 2, 3, 8, 16, 17, 32, 33, 64, 65, 128, 129, 300, 2048
 
 
-@pytest.mark.gpu
 @HOPPER_ONLY
 @FORMATS
 @pytest.mark.parametrize("rows", ROWS)
@@ -239,7 +238,6 @@ def test_any_number_of_rows_on_a_hopper(found: CodebookFormat, rows: int, n: int
     assert error < (5e-3 if rows <= W4A16_ROWS else 5e-2)  # more rows are in FP8
 
 
-@pytest.mark.gpu
 @HOPPER_ONLY
 @FORMATS
 @pytest.mark.parametrize("rows", [100, 129, 257])
@@ -259,7 +257,6 @@ def test_every_config_of_many_rows_on_a_hopper(found: CodebookFormat, rows: int)
         assert error_of(out, expected) < 4e-3, config
 
 
-@pytest.mark.gpu
 @HOPPER_ONLY
 @FORMATS
 @pytest.mark.parametrize("rows", [1, 3, 16, 24, 64])
