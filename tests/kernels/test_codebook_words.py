@@ -24,13 +24,13 @@ from quire.kernels.operands import CodebookWeight, Int4Words
 from quire.kernels.reference_codebook import powers_of_two
 from quire.kernels.reference_quantized import quantize_int4
 from quire.kernels.triton.gemm.int4_config import (
-    SHARED_MEMORY,
     Int4Config,
     block_rows,
     programs_that_fit,
     shared_memory,
 )
 from quire.kernels.triton.gemm.table_config import TABLE, table_config
+from quire.kernels.triton.launch.gemm_config import SHARED_MEMORY
 from quire.kernels.triton.ops.int4_linear import INT4, W4A16_ROWS, ring_codebook
 from quire.kernels.triton.ops.int4_weight import byte_tables, dequantize_int4, pack_int4
 from quire.kernels.triton.ops.linear_table import pack, quantize
