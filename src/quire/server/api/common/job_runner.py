@@ -12,6 +12,7 @@ from quire.core.request_output import RequestOutput
 from quire.engine.frontend.async_engine import is_long
 from quire.engine.frontend.input_processor import ContinuationOptions
 from quire.server.api.common.generation_job import AdmittedJob
+from quire.server.api.common.logprob_bounds import HeldLogprobs
 from quire.server.api.common.usage import UsageCounter
 
 T = TypeVar("T")
@@ -35,7 +36,8 @@ async def gather(admitted: AdmittedJob, usage: UsageCounter) -> list[RequestOutp
     job = admitted.job
     complete: dict[int, RequestOutput] = {}
     with job.names:
-        if len(job.prompts) == 1:
+        held = HeldLogprobs(job.sampling, admitted.hold)
+        if len(job.prompts) == 1 and (job.sampling.n == 1 or job.sampling.logprobs is None):
             prompt, sampling, label = job.prompts[0], job.sampling_of(0), f"{job.reply_id}-0"
             options = _options(admitted, 0)
             item = await admitted.engine.complete(
@@ -48,6 +50,7 @@ async def gather(admitted: AdmittedJob, usage: UsageCounter) -> list[RequestOutp
         async with aclosing(run(admitted, usage)) as outputs:
             async for index, item in outputs:
                 usage.add(index, item)
+                held.add(item)
                 if index in complete:
                     complete[index].append(item)
                 else:

@@ -18,7 +18,12 @@ from quire.errors import OverloadedError, QueueTimeoutError, invalid_value
 from quire.fair_queue import FairExecutor
 from quire.server.admission.admission_control import Admission, Capacity, Ticket
 from quire.server.api.common.generation_job import AdmittedJob, GenerationRecord, Job
-from quire.server.api.common.logprob_bounds import MAX_REPORTED, REPORTED_BYTES, num_wide
+from quire.server.api.common.logprob_bounds import (
+    MAX_HELD,
+    MAX_REPORTED,
+    REPORTED_BYTES,
+    num_wide,
+)
 from quire.server.api.common.usage import UsageCounter
 from quire.server.http.api_keys import cache_salt_of
 from quire.server.http.body_memory import BodyMemory, BodySpace
@@ -52,6 +57,7 @@ class RequestContext:
         ticket: Ticket,
         body_space: BodySpace,
         reply_space: BodySpace,
+        held_space: BodySpace,
     ) -> None:
         state = scope["state"]
         self.record: RequestRecord = state["record"]
@@ -66,7 +72,7 @@ class RequestContext:
         self._queue_timeout = settings.queue_timeout
         self.ticket = ticket
         self._body_space = body_space
-        self._reply_space = reply_space
+        self._reply_space, self._held_space = reply_space, held_space
 
     def start(
         self, job: Job, *, max_answers: int | None = None, max_tokens: int | None = None
@@ -91,7 +97,8 @@ class RequestContext:
         self.ticket.charge(num_answers, num_tokens, at=model.admission)
         self.deadline.shorten(job.timeout, "timeout")
         salt = cache_salt_of("" if self._shares_cache else self.tenant, job.cache_salt)
-        return AdmittedJob(job, model.engine, salt, self._queue_timeout, self.caller)
+        hold = self._held_space.hold
+        return AdmittedJob(job, model.engine, salt, self._queue_timeout, self.caller, hold)
 
     async def wait_for_model(self, name: str, max_seconds: float) -> None:
         """Wait until a model is loaded, at most `max_seconds` and within the deadline.
@@ -115,6 +122,7 @@ class RequestContext:
             error.retry_after = self.ticket.admission.retry_after()
         self._body_space.__exit__()
         self._reply_space.__exit__()
+        self._held_space.__exit__()
         self.ticket.__exit__()
 
 
@@ -142,6 +150,8 @@ class RequestGate:
         # as much again, so that the largest answer is possible
         most = max(settings.held_body_bytes, MAX_REPORTED * REPORTED_BYTES)
         self.replies = BodyMemory(most, retry_after, "log-probabilities")
+        most = MAX_HELD * REPORTED_BYTES
+        self.held = BodyMemory(most, retry_after, "log-probabilities of answers")
 
     def admit(self, scope: Scope) -> RequestContext:
         """Admit a request whose body is still to come.
@@ -160,7 +170,7 @@ class RequestGate:
         else:
             entrance.check()
             ticket = Ticket(self._receiving)
-        spaces = BodySpace(self.bodies), BodySpace(self.replies)
+        spaces = BodySpace(self.bodies), BodySpace(self.replies), BodySpace(self.held)
         context = RequestContext(scope, self._loader, self._settings, ticket, *spaces)
         context.deadline.shorten(timeout, TIMEOUT_HEADER)
         return context
