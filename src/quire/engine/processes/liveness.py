@@ -107,7 +107,7 @@ class Deaths:
 
     @property
     def summary(self) -> str:
-        """What happened, as the predicate of a sentence."""
+        """The predicate of a sentence that says why to give up."""
         if self._lacking_since is not None:
             return f"could not be started again for {LACK_SECONDS:.0f} s"
         return f"died {self._in_a_row} times in a row"

@@ -64,7 +64,7 @@ def has_many_logprobs(*outputs: RequestOutput) -> bool:
 
 
 class HeldLogprobs:
-    """Those of a request's answers that wait for its others.
+    """Counts the log-probabilities of a request's answers that wait for its others.
 
     hold: called with their bytes so far; raises where all requests hold too many.
     """
