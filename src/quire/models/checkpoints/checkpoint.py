@@ -95,7 +95,7 @@ class Checkpoint:
 
 
 def has_numbers(folder: Path, name: str) -> bool:
-    """Whether a folder's files have this tensor in a data type of weights that are no codes.
+    """Whether a folder's files have this tensor as numbers of 16 bits or more.
 
     False where it has no weights that are read, which is not an error here.
     """
