@@ -15,7 +15,6 @@ from gpu_shapes import MODELS, Model
 from gpu_timing import (
     DEVICE,
     DTYPE,
-    SHARED_MEMORY,
     Budget,
     brief,
     copies_beyond_cache,
@@ -37,6 +36,7 @@ from quire.kernels.triton.launch.attention_config import (
     HopperDecodeConfig,
     PrefillConfig,
 )
+from quire.kernels.triton.launch.gemm_config import SHARED_MEMORY
 from quire.kernels.triton.ops import paged_attention as triton_attention
 
 # data types of the KV cache

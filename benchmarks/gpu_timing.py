@@ -24,7 +24,6 @@ from triton.errors import TritonError
 
 DEVICE = "cuda"
 DTYPE = torch.bfloat16
-SHARED_MEMORY = 227 * 1024  # bytes that a Hopper multiprocessor has for its programs
 CACHE = 256 * 2**20  # bytes; several times the L2 of any GPU here
 REPLAYS = 7
 Config = TypeVar("Config")

@@ -55,11 +55,15 @@ LIKE = {
 
 
 def table_maker(name: str) -> Callable[[Result], str]:
-    """The function of a table's name, in one of the modules of tables. Raises TableError."""
+    """The function of a table's name, in one of the modules of tables. Raises TableError.
+
+    All public functions that they define are tables; what they import is none.
+    """
     made_by = LIKE.get(name, name)
     for module in MODULES:
-        if made_by in vars(module):
-            found: Callable[[Result], str] = vars(module)[made_by]
+        found: Callable[[Result], str] | None = vars(module).get(made_by)
+        is_own = getattr(found, "__module__", None) == module.__name__
+        if found is not None and is_own and not made_by.startswith("_"):
             return found
     raise TableError(f"{name} is no table: no module of tables has a function of that name")
 

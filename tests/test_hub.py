@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -123,6 +127,23 @@ def test_failures_say_what_to_do(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     with pytest.raises(CheckpointError, match=words):
         hub.resolve_model("org/model", "v2")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("HF_ENDPOINT", "http://[hub"),
+        ("HF_ENDPOINT", "http://hub:99999"),
+        ("HF_HUB_DOWNLOAD_TIMEOUT", "ten"),
+    ],
+)
+def test_variables_that_the_client_cannot_read_are_named(variable: str, value: str) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "quire", "generate", "org/model", "--prompt", "a"],
+        env=os.environ | {variable: value}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "Traceback" not in found.stderr
+    assert re.search("(?m)^error: the hub's client .*correct HF_ENDPOINT, or", found.stderr)
 
 
 def test_offline_without_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -222,6 +222,8 @@ def test_a_line_for_people() -> None:
     assert text == logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s").format(
         record
     )
+    record.msg = "model a\nb\x1b[2J\u2028é: loaded"  # a folder's name
+    assert TextFormatter().format(record).endswith(": model a\n    b\\x1b[2J\\u2028é: loaded")
     try:
         raise ValueError("why")
     except ValueError:

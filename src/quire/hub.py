@@ -14,6 +14,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from quire.config import EngineConfig
@@ -240,10 +241,27 @@ def _bundled(name: str) -> Path:
     return folder
 
 
+def hub_client() -> Any:
+    """The module of the hub's client.
+
+    Raises CheckpointError where it cannot read a variable of the environment, as HF_ENDPOINT.
+    """
+    import huggingface_hub  # takes half a second to import
+
+    try:
+        huggingface_hub.snapshot_download  # noqa: B018  # which imports what reads them
+    except ValueError as error:
+        raise CheckpointError(
+            f"the hub's client cannot be loaded ({error}); correct HF_ENDPOINT, or the other "
+            "variables HF_... of the environment"
+        ) from error
+    return huggingface_hub
+
+
 @functools.cache  # a process asks the hub once, and has one snapshot from then on
 def _download(name: str, revision: str | None, is_small: bool) -> Path:
     """Fetch a snapshot from the hub, or find it in the local cache. is_small: no weights."""
-    from huggingface_hub import snapshot_download  # takes half a second to import
+    client = hub_client()
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
@@ -254,7 +272,7 @@ def _download(name: str, revision: str | None, is_small: bool) -> Path:
 
     try:
         patterns = _SMALL if is_small else _SMALL + _WEIGHTS
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+        return Path(client.snapshot_download(name, revision=revision, allow_patterns=patterns))
     except HFValidationError as error:
         if ":" in name:
             raise CheckpointError(
@@ -283,7 +301,7 @@ def _download(name: str, revision: str | None, is_small: bool) -> Path:
             f"{name!r} is not a folder here, was not downloaded before, and the hub cannot be "
             f"reached; check the network (and HF_HUB_OFFLINE), or use a folder{_owner_hint(name)}"
         ) from error
-    except Exception as error:
+    except Exception as error:  # of a dozen kinds, some of which (InvalidURL) have no other base
         raise CheckpointError(f"{name!r} cannot be downloaded ({error}); {_fix(error)}") from error
 
 

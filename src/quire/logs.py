@@ -107,6 +107,14 @@ class RecordWithFields(logging.LogRecord):
         return {}
 
 
+def _indented(text: str) -> str:
+    """Text that looks like no other line, whatever a file's name has: later lines are indented."""
+    if text.isprintable():
+        return text
+    lines = text.split("\n")
+    return "\n    ".join("".join(c if c.isprintable() else repr(c)[1:-1] for c in x) for x in lines)
+
+
 class TextFormatter(logging.Formatter):
     """Time, level, who says it, and what; a traceback below."""
 
@@ -115,13 +123,13 @@ class TextFormatter(logging.Formatter):
         self._shown = 0, ""  # the latest second, and its text
 
     def format(self, record: logging.LogRecord) -> str:
-        """A log record as one line of text."""
+        """A log record as text, of which only the first line begins with a time."""
         latest, shown = self._shown
         if (second := int(record.created)) != latest:  # each is put into words once
             shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
             self._shown = second, shown
         line = f"{shown},{int(record.msecs):03} {record.levelname} {record.name}: "
-        line += record.getMessage()
+        line += _indented(record.getMessage())
         return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
 
 

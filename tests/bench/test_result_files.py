@@ -109,3 +109,9 @@ def test_a_program_saves_where_its_options_say(
 def test_attention_is_timed_compiled_and_by_pytorch() -> None:
     row = cpu_attention.measure("1B", [16], [16], Namespace(rounds=1, seconds=0.0))
     assert min(row["compiled_us"], row["torch_us"], row["floor_us"]) > 0
+
+
+@pytest.mark.parametrize("name", ["markdown_table", "asdict", "Any", "_served", "__name__", "none"])
+def test_what_is_no_table_is_refused_by_its_name(name: str) -> None:
+    with pytest.raises(tables.TableError, match=f"{name} is no table"):
+        tables.table_maker(name)

@@ -10,7 +10,8 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -360,13 +361,10 @@ def test_failures_that_are_nobodys_mistake(
 
 
 def test_a_limit_of_threads_is_reported_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    no_thread_left: Callable[[], AbstractContextManager[None]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert main(["chat", "hello"]) == 1
+    with no_thread_left():
+        assert main(["chat", "hello"]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: no thread could be started; try again later, or raise")
 

@@ -336,6 +336,21 @@ def test_a_run_is_finished_by_the_version_that_began_it(
     assert Quantization(base, out, recipe, SAMPLES, CPU).is_finished
 
 
+def test_files_that_a_finished_run_has_lost_are_copied_by_any_version(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, out, steps = Recipe(method="rtn", group_size=32), tmp_path / "out", list[str]()
+    quantize(base, out, recipe)
+    monkeypatch.setattr(shard_files, "__version__", "9.9")
+    (out / "generation_config.json").unlink()
+    quantize(base, out, recipe, lambda *step: steps.append(step[0]))
+    assert Quantization(base, out, recipe, SAMPLES, CPU).is_finished
+    assert not steps  # no layer was run
+    (out / "config.json").unlink()  # by whose entry the other version's codes are read
+    with pytest.raises(ConfigError, match="another version of Quire"):
+        quantize(base, out, recipe)
+
+
 def test_a_run_that_another_process_goes_on_with_is_left_to_it(base: Path, tmp_path: Path) -> None:
     """Each would write over the other's unfinished files."""
     recipe, out = Recipe(method="rtn", group_size=32), tmp_path / "out"

@@ -89,6 +89,35 @@ def test_lines_in_gzip_are_those_of_the_plain_file(tokenizer: Tokenizer, tmp_pat
         read_samples(tokenizer, packed, 4, 16)
 
 
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_json_array_is_read_as_its_lines_are(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None
+) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", {"text": TEXT})
+    array, wanted = tmp_path / "a.json", read_samples(tokenizer, lines, 4, 16).digest
+    text = json.dumps([{"text": TEXT}] * 2, indent=indent)
+    array.write_text(text)
+    assert read_samples(tokenizer, array, 4, 16).digest == wanted
+    array.write_text(text[:-1])
+    assert read_samples(tokenizer, array, 4, 16).digest == wanted  # nothing of it is missing
+    array.write_text(text[:-9])
+    with pytest.raises(ConfigError, match=r"a\.json, object 2 must be a JSON object with"):
+        read_samples(tokenizer, array, 4, 16)
+    array.write_text(json.dumps([{"text": TEXT}] * 3, indent=indent))
+    monkeypatch.setattr(text_samples, "_MOST_CHARACTERS", len(text) + 9)
+    assert read_samples(tokenizer, array, 4, 16).digest == wanted
+
+
+@pytest.mark.parametrize("values", [[5], [{"conversations": []}], ["text"]])
+def test_a_value_of_an_array_that_is_no_text_is_named(
+    tokenizer: Tokenizer, tmp_path: Path, values: list[Any]
+) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps([{"text": TEXT}, *values]))
+    with pytest.raises(ConfigError, match=r"a\.json, object 2 must be a JSON object with a str"):
+        read_samples(tokenizer, file, 4, 16)
+
+
 def test_a_damaged_gzip_file_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
     whole, broken = gzip.compress(TEXT.encode()), tmp_path / "a.txt.gz"
     for data in (whole[:10] + b"\xff" * 30, whole[:40], whole[:-8] + bytes(8), b"plain"):

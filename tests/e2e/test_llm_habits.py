@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -434,13 +435,9 @@ def test_a_fork_of_a_program_that_has_run_pytorch_is_refused(
 
 
 def test_answers_where_the_system_starts_no_more_threads(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    no_thread_left: Callable[[], AbstractContextManager[None]], tmp_path: Path
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    with LLM(device="cpu", prepared_weights=str(tmp_path)) as llm:
+    with no_thread_left(), LLM(device="cpu", prepared_weights=str(tmp_path)) as llm:
         (output,) = llm.generate("Hello", SamplingParams(max_tokens=3))
         assert len(output.outputs[0].token_ids) == 3
     assert [*tmp_path.iterdir()] == []  # nobody could write beside

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import threading
 import time
 import urllib.request
 
-from server_process import running_server
+import pytest
+from server_process import end_server, running_server, start_program
 from streams import PATIENCE, wait_until
 
 NUM_STREAMS = 6
@@ -34,11 +36,12 @@ class Stream(threading.Thread):
                 self.data += data
 
 
-def test_streams_that_a_second_signal_cuts_end_with_an_error() -> None:
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
+def test_streams_that_a_second_signal_cuts_end_with_an_error(first: signal.Signals) -> None:
     with running_server("--api-server-count", "2", *ENDLESS) as (process, url):
         streams = [Stream(url) for _ in range(NUM_STREAMS)]
         wait_until(lambda: all(stream.data for stream in streams))
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(first)
         time.sleep(0.3)
         assert all(stream.is_alive() for stream in streams)
         process.send_signal(signal.SIGTERM)
@@ -48,3 +51,20 @@ def test_streams_that_a_second_signal_cuts_end_with_an_error() -> None:
             assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "draining"
         process.communicate(timeout=PATIENCE)
         assert process.returncode == 0
+
+
+def test_a_closed_terminal_does_not_end_a_server_that_nohup_has_started() -> None:
+    command = ("nohup", sys.executable, "-m", "quire", "serve", "--port", "0", *ENDLESS)
+    process, url = start_program(command)
+    try:
+        process.send_signal(signal.SIGHUP)
+        stream = Stream(url)
+        wait_until(lambda: bool(stream.data))
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        assert stream.is_alive()
+        process.send_signal(signal.SIGTERM)
+        end_server(process)
+    finally:
+        process.kill()
+        process.communicate()

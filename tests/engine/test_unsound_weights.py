@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -85,17 +87,16 @@ def test_a_start_finds_damaged_codes_soon(
 
 
 def test_a_failed_request_ends_where_no_thread_can_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, no_thread_left: Callable[[], AbstractContextManager[None]]
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
     folder = copied_model(tmp_path / "model")
     damage(folder, float("nan"), torch.float32)
-    with LLM(model=folder, device="cpu", dtype="float32") as llm:
-        monkeypatch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(EngineError, match="non-finite"):
-            llm.generate("Hello", SamplingParams(max_tokens=2))
+    with (
+        LLM(model=folder, device="cpu", dtype="float32") as llm,
+        no_thread_left(),
+        pytest.raises(EngineError, match="non-finite"),
+    ):
+        llm.generate("Hello", SamplingParams(max_tokens=2))
 
 
 def test_prepared_weights_are_damaged_once(tmp_path: Path) -> None:

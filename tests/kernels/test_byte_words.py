@@ -388,7 +388,6 @@ def on_gpu(spec: QuantSpec, n: int, k: int) -> ByteWeight | Fp8Weight:
     return rows
 
 
-@pytest.mark.gpu
 @HOPPER_ONLY
 @pytest.mark.parametrize("spec", [*SPECS[:2], *SPECS[4:], ALONE, BLOCKS_ALONE], ids=str)
 @pytest.mark.parametrize("rows", ROWS)
@@ -405,7 +404,6 @@ def test_any_number_of_rows_on_a_hopper(spec: QuantSpec, rows: int, n: int, k: i
     assert error_of(kernels_for("cuda").linear(x, packed(weight), bias), expected) < limit
 
 
-@pytest.mark.gpu
 @HOPPER_ONLY
 @pytest.mark.parametrize(
     "spec", [SPECS[0], QuantSpec("int8_group", 1024), SPECS[4], ALONE], ids=str
@@ -417,7 +415,6 @@ def test_what_is_fused_on_a_hopper(spec: QuantSpec, rows: int) -> None:
     check_fused(format_of(spec).dequantize(weight).double(), packed(weight), gate_up, rows)
 
 
-@pytest.mark.gpu
 @HOPPER_ONLY
 @pytest.mark.parametrize("rows", [1, 4, 16, 64, 128])
 def test_every_config_gives_the_result_on_a_hopper(rows: int) -> None:
@@ -429,7 +426,6 @@ def test_every_config_gives_the_result_on_a_hopper(rows: int) -> None:
             assert error_of(skinny_gemm(x, packed(weight), config=config), expected) < 5e-3, config
 
 
-@pytest.mark.gpu
 @HOPPER_ONLY
 @pytest.mark.parametrize("rows", [65, 128, 200, 600])
 @pytest.mark.parametrize("spec", [SPECS[4], SPECS[0], QuantSpec("int8_group", 2048)], ids=str)
@@ -455,7 +451,6 @@ def test_every_config_of_blocks_gives_the_result_on_a_hopper(spec: QuantSpec, ro
             assert error_of(out, expected) < 5e-3, config
 
 
-@pytest.mark.gpu
 @HOPPER_ONLY
 @pytest.mark.parametrize(
     "spec",
@@ -476,7 +471,6 @@ def test_every_config_of_many_rows_gives_the_result_on_a_hopper(spec: QuantSpec,
         assert error_of(outs[0], expected) < 5e-3, config
 
 
-@pytest.mark.gpu
 @HOPPER_ONLY
 @pytest.mark.parametrize("spec", [SPECS[0], QuantSpec("int8_group", 1024), SPECS[4]], ids=str)
 def test_many_rows_are_rounded_by_the_kernels_before_on_a_hopper(spec: QuantSpec) -> None:

@@ -24,13 +24,13 @@ from quire.kernels.operands import CodebookWeight, Int4Words
 from quire.kernels.reference_codebook import powers_of_two
 from quire.kernels.reference_quantized import quantize_int4
 from quire.kernels.triton.gemm.int4_config import (
-    SHARED_MEMORY,
     Int4Config,
     block_rows,
     programs_that_fit,
     shared_memory,
 )
 from quire.kernels.triton.gemm.table_config import TABLE, table_config
+from quire.kernels.triton.launch.gemm_config import SHARED_MEMORY
 from quire.kernels.triton.ops.int4_linear import INT4, W4A16_ROWS, ring_codebook
 from quire.kernels.triton.ops.int4_weight import byte_tables, dequantize_int4, pack_int4
 from quire.kernels.triton.ops.linear_table import pack, quantize
@@ -225,7 +225,6 @@ HOPPER_ONLY = pytest.mark.gpu("Hopper")
 ROWS = 1, 2, 3, 8, 16, 17, 32, 33, 64, 65, 128, 129, 300, 2048
 
 
-@pytest.mark.gpu
 @HOPPER_ONLY
 @FORMATS
 @pytest.mark.parametrize("rows", ROWS)
@@ -239,7 +238,6 @@ def test_any_number_of_rows_on_a_hopper(found: CodebookFormat, rows: int, n: int
     assert error < (5e-3 if rows <= W4A16_ROWS else 5e-2)  # more rows are in FP8
 
 
-@pytest.mark.gpu
 @HOPPER_ONLY
 @FORMATS
 @pytest.mark.parametrize("rows", [100, 129, 257])
@@ -259,7 +257,6 @@ def test_every_config_of_many_rows_on_a_hopper(found: CodebookFormat, rows: int)
         assert error_of(out, expected) < 4e-3, config
 
 
-@pytest.mark.gpu
 @HOPPER_ONLY
 @FORMATS
 @pytest.mark.parametrize("rows", [1, 3, 16, 24, 64])

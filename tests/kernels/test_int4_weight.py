@@ -16,7 +16,6 @@ from quire.kernels.reference_quantized import dequantize_int4, quantize_int4
 from quire.kernels.triton import triton_operations
 from quire.kernels.triton.gemm.byte_config import byte_config, byte_memory
 from quire.kernels.triton.gemm.int4_config import (
-    SHARED_MEMORY,
     block_rows,
     half_heads_config,
     int4_config,
@@ -26,6 +25,7 @@ from quire.kernels.triton.gemm.int4_config import (
 from quire.kernels.triton.gemm.int4_rows_config import (
     int4_rows_config,
 )
+from quire.kernels.triton.launch.gemm_config import fitting_programs
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS
 from quire.kernels.triton.ops import int4_linear, int4_weight, linear_table, words_linear
 from quire.kernels.triton.ops.skinny_gemm import skinny_gemm_norm
@@ -265,7 +265,7 @@ def test_few_rows_fit_one_round(model: str, group: int, kind: str, rows: int) ->
         if found.parts > 1 or most > 3 or rows not in range(9, 17) or n <= k < 2 * n:
             assert found.stages <= 3
         elif programs >= 66:
-            assert 1 <= SHARED_MEMORY // (memory + 1024) <= most, linear
+            assert 1 <= fitting_programs(memory, spare=2048) <= most, linear
 
 
 SIZES = [(4096, 4096), (28672, 4096), (1536, 896), (64, 256), (8192, 28672), (57344, 8192),

@@ -185,7 +185,6 @@ HOPPER_ONLY = pytest.mark.gpu("Hopper")
 ROWS = 1, 2, 8, 16, 17, 64, 128, 129, 200, 256, 300, 2048
 
 
-@pytest.mark.gpu
 @HOPPER_ONLY
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(("n", "k"), [(4096, 1024), (1040, 4096), (200, 272), (151, 1001)])

@@ -21,6 +21,7 @@ from quire.core.request_output import (
     RequestTimes,
 )
 from quire.core.sampling_params import SamplingParams
+from quire.engine.frontend.async_engine import OnOutput
 from quire.engine.frontend.input_processor import StopWhen, errors_name_field
 from quire.engine.frontend.prompt_encoding import USUAL_ENCODING, Encoding, token_ids_of
 from quire.engine.frontend.request_metrics import RequestMetrics
@@ -203,6 +204,7 @@ class FakeEngine:
         prompt_field: str = "prompt",
         report_progress: bool = False,
         in_thread: bool = False,
+        on_abort: OnOutput | None = None,  # noqa: ARG002
     ) -> AsyncGenerator[RequestOutput, None]:
         limits, reserved = self.info.limits, sampling.max_tokens or 1
         ids = token_ids_of(prompt, self.tokenizer, limits, encoding, reserved=reserved)

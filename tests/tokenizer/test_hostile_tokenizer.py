@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 from tokenizers import Regex
@@ -222,6 +223,51 @@ def test_texts_that_grow_a_lot_are_refused(
         return
     with pytest.raises(CheckpointError, match=f"its {part} may make more than 256 characters"):
         Tokenizer.from_folder(folder)
+
+
+def precompiled(made: str) -> dict[str, Any]:
+    """SentencePiece's table of replacements that makes a text of each `a`."""
+    index = np.zeros(512, "<u4")
+    index[0], index[256 ^ ord("a")] = 256 << 10, 1 << 10 | 1 << 8 | ord("a")  # to 256, to a leaf
+    table = np.uint32(index.nbytes).tobytes() + index.tobytes() + made.encode() + b"\0"
+    encoded = base64.b64encode(table).decode()
+    return {"type": "Precompiled", "precompiled_charsmap": encoded}
+
+
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
+
+@pytest.mark.parametrize(
+    ("steps", "splits", "growing"),
+    [
+        ([precompiled("aa")] * 9, [], "normalizer"),
+        ([precompiled("a" * 300)], [], "normalizer"),
+        ([BYTES] * 5, [], "normalizer"),
+        ([], [BYTES] * 5, "pre_tokenizer"),
+        ([BYTES] * 2, [BYTES] * 3, "normalizer"),
+        ([precompiled("a" * 18)] + [{"type": "NFKD"}] * 9, [BYTES], None),
+        ([], [], None),
+    ],
+)
+def test_tables_and_bytes_of_bytes_count_as_replacements_do(
+    tmp_path: Path, steps: list[dict[str, Any]], splits: list[dict[str, Any]], growing: str | None
+) -> None:
+    changes = {
+        "normalizer": {"type": "Sequence", "normalizers": steps},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits},
+    }
+    folder = folder_with(tmp_path, changes)
+    if growing is None:
+        assert Tokenizer.from_folder(folder)
+        return
+    with pytest.raises(CheckpointError, match=f"its {growing} may make more than 256 characters"):
+        Tokenizer.from_folder(folder)
+
+
+def test_the_table_of_these_tests_is_one_that_the_library_reads() -> None:
+    table = precompiled("ab")["precompiled_charsmap"]
+    normalizer = tokenizers.normalizers.Precompiled(base64.b64decode(table))
+    assert tokenizers.normalizers.Sequence([normalizer] * 3).normalize_str("a") == "abbb"
 
 
 def runs_that_take(seconds: float, monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -225,7 +225,7 @@ async def _serve(
     key: how the example that is shown names a key.
     """
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _ending_signals():
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
     processes = ServerSupervisorSettings(
         worker_module="quire.server.worker",
@@ -265,6 +265,12 @@ async def _serve(
             if await _until_signal(supervisor.stop(grace), signals) is None:
                 break
     return 130 if ended_by is signal.SIGINT else 0
+
+
+def _ending_signals() -> list[signal.Signals]:
+    """Those that end a server. A terminal that is closed sends SIGHUP, which nohup has ignored."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM] + [signal.SIGHUP] * (not is_ignored)
 
 
 def _has_chats(config: EngineConfig) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from quire.compress import parquet_text
 from quire.errors import ConfigError
+from quire.hub import hub_client
 
 _NAME = re.compile(r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(:(?P<file>.+))?")
 _ENDS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".txt", ".txt.gz")
@@ -27,7 +28,7 @@ def text_file(name: str) -> Path:
 
 
 def _downloaded(repository: str, file: str | None) -> Path:
-    from huggingface_hub import hf_hub_download  # takes half a second to import
+    client = hub_client()
     from huggingface_hub.errors import (
         EntryNotFoundError,
         HfHubHTTPError,
@@ -42,7 +43,7 @@ def _downloaded(repository: str, file: str | None) -> Path:
         chosen = file or _first_text(repository)
         if chosen.endswith(parquet_text.ENDING):
             parquet_text.pyarrow_for(f"{repository}:{chosen}")  # before it is downloaded
-        return Path(hf_hub_download(repository, chosen, repo_type="dataset"))
+        return Path(client.hf_hub_download(repository, chosen, repo_type="dataset"))
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError) as error:
         raise ConfigError(
             f"{where} is not a file here, and the hub cannot be reached; check the network (and "
@@ -64,9 +65,7 @@ def _downloaded(repository: str, file: str | None) -> Path:
 
 
 def _first_text(repository: str) -> str:
-    from huggingface_hub import HfApi
-
-    files = sorted(HfApi().list_repo_files(repository, repo_type="dataset"))
+    files: list[str] = sorted(hub_client().HfApi().list_repo_files(repository, repo_type="dataset"))
     texts = [file for file in files if file.endswith(_ENDS)]
     # parquet last: it takes a library that is optional
     texts = texts or [file for file in files if file.endswith(parquet_text.ENDING)]

@@ -86,7 +86,10 @@ class Quantization:
     def run(self, notify: Notify) -> None:
         """Quantize all layers, but for those that an earlier run has finished."""
         with self.files.opened(self._record()):
-            self._run(notify)
+            if self.files.has_weights:
+                self.files.copy_lost(self.base)
+            else:
+                self._run(notify)
 
     def _run(self, notify: Notify) -> None:
         spec, method = self.parts.spec, self.recipe.steps_of_method

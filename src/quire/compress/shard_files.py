@@ -67,7 +67,8 @@ class ShardFiles:
 
     def _make(self, record: dict[str, Any]) -> None:
         if (found := self._run_found(record)) is not None:
-            if found.get(_VERSION) != record[_VERSION]:  # may round and pack in another way
+            # which may round and pack in another way
+            if found.get(_VERSION) != record[_VERSION] and not self.has_weights:
                 raise ConfigError(
                     f"out: {self.folder} has an unfinished run of another version of Quire; name "
                     "another folder, or remove this one"
@@ -85,11 +86,20 @@ class ShardFiles:
 
     def is_finished(self, record: dict[str, Any], base: Path) -> bool:
         """Whether the folder has all files of a run with this record. Raises ConfigError."""
-        if self._run_found(record) is None:
-            return False
-        copied = (str(path.relative_to(base)) for path in other_files(base))
-        has_files = all((self.folder / name).is_file() for name in ("config.json", INDEX, *copied))
+        found = self._run_found(record)
+        return found is not None and self.has_weights and not list(self._lost(base))
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether all that a run makes is there: only copies of the base model's files may lack."""
+        has_files = all((self.folder / name).is_file() for name in ("config.json", INDEX))
         return has_files and all(map(self.is_written, self._indices))
+
+    def _lost(self, base: Path) -> Iterator[Path]:
+        """The base model's other files that the folder has not."""
+        for path in other_files(base):
+            if not (self.folder / path.relative_to(base)).is_file():
+                yield path
 
     @property
     def _indices(self) -> range:
@@ -136,10 +146,17 @@ class ShardFiles:
         entries = {entry.name: entry for entry in read_header(self.path(index))}
         return Checkpoint(self.folder, entries)
 
+    def copy_lost(self, base: Path) -> None:
+        """Copy again those of the base model's other files that the folder has lost."""
+        self._copy(self._lost(base), base)
+
+    def _copy(self, files: Iterable[Path], base: Path) -> None:
+        for path in files:
+            _write_whole(self.folder / path.relative_to(base), partial(shutil.copyfile, path))
+
     def finish(self, base: Path, changes: dict[str, Any]) -> None:
         """Copy the base model's other files, change its config.json, and write the index."""
-        for path in other_files(base):
-            _write_whole(self.folder / path.relative_to(base), partial(shutil.copyfile, path))
+        self._copy(other_files(base), base)
         config = read_json(base / "config.json") | changes
         entries = [entry for index in self._indices for entry in read_header(self.path(index))]
         index = {

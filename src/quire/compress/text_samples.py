@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from quire.tokenizer.tokenizer import Tokenizer
 DEFAULT_TEXT = BUNDLED_FOLDER / "calibration.jsonl"
 _HELD_OUT = 5  # one of so many windows is left for verification
 _MOST_CHARACTERS = 64 << 20  # of a file that are read
+_BETWEEN = re.compile(r"[\s,]*")  # values of a JSON array
 
 Windows = list[list[int]]
 
@@ -43,10 +45,10 @@ def read_samples(
 ) -> TextSamples:
     """At most `count` windows of `seq_len` tokens from a file, evenly over its whole length.
 
-    path: a text file; or JSON lines with "text" or "messages", perhaps in gzip; or parquet with
-    such columns; None for the text that comes with Quire. only_chats: of JSON lines those with
-    "messages", for models that know nothing else. One window in five is for verification. Raises
-    ConfigError.
+    path: a text file; or JSON lines or a JSON array with "text" or "messages", perhaps in gzip; or
+    parquet with such columns; None for the text that comes with Quire. only_chats: of JSON lines
+    those with "messages", for models that know nothing else. One window in five is for
+    verification. Raises ConfigError.
     """
     source = path or DEFAULT_TEXT
     text = _read(source)
@@ -84,13 +86,35 @@ def _windows(tokenizer: Tokenizer, text: str, source: Path, seq_len: int) -> Ite
 
 
 def _documents(tokenizer: Tokenizer, text: str, source: Path) -> Iterator[list[int]]:
-    """Token ids of each document: of a line of JSON, or of the whole text."""
+    """Token ids of each document: of a line or object of JSON, or of the whole text."""
     if not source.name.removesuffix(".gz").endswith((".jsonl", ".json", parquet_text.ENDING)):
         yield tokenizer.encode(text, add_special_tokens=False)
         return
-    for number, line in enumerate(text.split("\n"), 1):
+    if _is_array(text):
+        found, unit = _objects(text), "object"
+    else:
+        found, unit = iter(text.split("\n")), "line"
+    for number, line in enumerate(found, 1):
         if line.strip():
-            yield _line_ids(tokenizer, line, f"{source}, line {number}")
+            yield _line_ids(tokenizer, line, f"{source}, {unit} {number}")
+
+
+def _is_array(text: str) -> bool:
+    return text.lstrip().startswith("[")
+
+
+def _objects(text: str) -> Iterator[str]:
+    """The JSON of each value of an array, without one that the end of what is read has cut off."""
+    decode, at = json.JSONDecoder().raw_decode, text.index("[") + 1
+    while (at := _BETWEEN.match(text, at).end()) < len(text) and text[at] != "]":  # type: ignore[union-attr]
+        try:
+            end = decode(text, at)[1]
+        except (ValueError, RecursionError):
+            if len(text) <= _MOST_CHARACTERS:
+                yield text[at:]  # of which `_line_ids` says what is wrong
+            return
+        yield text[at:end]
+        at = end
 
 
 def _line_ids(tokenizer: Tokenizer, line: str, where: str) -> list[int]:
@@ -105,7 +129,7 @@ def _line_ids(tokenizer: Tokenizer, line: str, where: str) -> list[int]:
     if found is None:
         raise ConfigError(
             f'calibration: {where} must be a JSON object with a string "text" or a list '
-            '"messages"; correct the line'
+            '"messages"; correct it'
         )
     return found
 
@@ -127,7 +151,10 @@ def _object_ids(tokenizer: Tokenizer, values: dict[str, Any]) -> list[int] | Non
 
 
 def _read(path: Path) -> str:
-    """A file's text, or as many whole lines from its start as are allowed."""
+    """A file's text, or as many whole lines from its start as are allowed.
+
+    Of a JSON array there is one character more, by which it is known to be cut.
+    """
     try:
         check_regular(path)  # a pipe or device might never end
     except (OSError, CheckpointError) as error:
@@ -142,7 +169,7 @@ def _read(path: Path) -> str:
         raise ConfigError(f"calibration: {path} is not UTF-8 text; convert it") from None
     except (OSError, EOFError, zlib.error) as error:
         raise _unreadable(path, error) from error
-    if len(text) <= _MOST_CHARACTERS:
+    if len(text) <= _MOST_CHARACTERS or _is_array(text):
         return text
     end = text.rfind("\n", 0, _MOST_CHARACTERS) + 1
     return text[: end or _MOST_CHARACTERS]

@@ -5,6 +5,7 @@ Sixty steps that double each `a` need more memory than there is, for a text of o
 
 from __future__ import annotations
 
+import base64
 import json
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -14,24 +15,38 @@ if TYPE_CHECKING:
 
     from quire.tokenizer.pattern_parser import Piece
 
-MAX_GROWTH = 256  # characters that come of one; of usual tokenizers one or two
+MAX_GROWTH = 256  # characters that come of one; of usual tokenizers one to eighteen
+_OF_BYTES = 4  # a character's bytes, each of which becomes one; those again, in a further step
+_TOGETHER = (("normalizer", "pre_tokenizer"), ("decoder",))  # parts that change one text
+_STEPS = ("normalizers", "pretokenizers", "decoders")  # of a sequence
 _ANCHORS = frozenset(("^", "$", r"\b", r"\B", r"\A", r"\z", r"\Z", r"\G"))
 
 
 def growing_part(backend: tokenizers.Tokenizer) -> str | None:
-    """The name of a part that may make more than MAX_GROWTH characters of one; None: no part."""
-    for name in ("normalizer", "decoder"):
-        part = getattr(backend, name)
-        if part is not None and _growth(json.loads(part.__getstate__())) > MAX_GROWTH:
-            return name
+    """The name of a part that may make more than MAX_GROWTH characters of one; None: no part.
+
+    Of two that do so together, the first one that does anything.
+    """
+    for names in _TOGETHER:
+        parts = {name: part for name in names if (part := getattr(backend, name)) is not None}
+        growths = {name: _growth(json.loads(part.__getstate__())) for name, part in parts.items()}
+        if prod(growths.values()) > MAX_GROWTH:
+            return next(name for name, growth in growths.items() if growth > 1)
     return None
 
 
 def _growth(step: dict[str, Any]) -> float:
-    """Characters that come of one, at most."""
+    """Characters that come of one, at most.
+
+    Forms of Unicode count as one: a second does nothing to what the first has made.
+    """
     match step:
-        case {"type": "Sequence", "normalizers": steps} | {"type": "Sequence", "decoders": steps}:
-            return prod(map(_growth, steps))
+        case {"type": "Sequence"}:
+            return prod(_growth(own) for name in _STEPS for own in step.get(name, ()))
+        case {"type": "ByteLevel"}:
+            return _OF_BYTES
+        case {"type": "Precompiled", "precompiled_charsmap": str(table)}:
+            return _longest_text(base64.b64decode(table))
         case {"type": "Replace", "pattern": {"String": str(text)}, "content": str(made)} if text:
             return max(1.0, len(made) / len(text))
         case {"type": "Replace", "pattern": {"Regex": str(text)}, "content": str(made)} if (
@@ -41,6 +56,15 @@ def _growth(step: dict[str, Any]) -> float:
         case {"type": "Replace", "content": str(made)}:  # also between all characters
             return 1.0 + len(made)
     return 1.0
+
+
+def _longest_text(table: bytes) -> int:
+    """Characters of the longest text of SentencePiece's table, by which it replaces others.
+
+    Behind the size of an index (uint32) and the index come the texts, each ended by a zero byte.
+    """
+    texts = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
+    return max(1, *(len(text.decode(errors="replace")) for text in texts))
 
 
 def _takes_characters(expression: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -17,6 +18,7 @@ from quire.config import EngineConfig
 from quire.core.request_limits import RequestLimits
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.processes import (
+    child_process,
     engine_supervisor,
     liveness,
     server_supervisor,
@@ -173,7 +175,7 @@ async def supervise_two_starts(folder: Path, ups: list[EngineUp]) -> None:
 def test_an_engine_is_started_later_where_the_system_has_no_process_for_it(
     is_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replies: list[type[Mortal] | None] = [None] if is_first else [Mortal, None, Mortal]
+    replies: list[type[Mortal] | None] = [None] if is_first else [Mortal, *[None] * 9, Mortal]
 
     async def spawn(_module: str, first: StartEngine, **_: object) -> Mortal:
         if (kind := replies.pop(0)) is None:
@@ -181,6 +183,7 @@ def test_an_engine_is_started_later_where_the_system_has_no_process_for_it(
         return kind(first, num_steps=1, seconds=0.0 if replies else 60.0)
 
     monkeypatch.setattr(engine_supervisor.Child, "spawn", spawn)
+    monkeypatch.setattr(liveness, "LACK_PAUSE", 0.0)
     monkeypatch.setattr(liveness, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
     with pytest.raises(SpawnError if is_first else asyncio.CancelledError):
         asyncio.run(supervise_two_starts(tmp_path, []))
@@ -204,9 +207,42 @@ def test_an_engine_is_started_later_where_there_is_no_memory_for_its_page(
 
     monkeypatch.setattr(status_page, "clear_page", clear)
     monkeypatch.setattr(engine_supervisor.Child, "spawn", spawn)
-    monkeypatch.setattr(liveness, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
+    monkeypatch.setattr(liveness, "LACK_PAUSE", 0.0)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(supervise_two_starts(tmp_path, ups))
+
+
+@pytest.mark.parametrize("kind", ["engine", "API process"])
+def test_a_process_that_the_system_lacks_for_long_is_given_up(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    downs: list[EngineDown] = []
+    num_started = 0
+
+    async def start_once(_module: str, first: StartEngine, **_: object) -> object:
+        nonlocal num_started
+        num_started += 1
+        if num_started > 1:
+            raise SpawnError("no process can be started")
+        if kind == "engine":
+            return Mortal(first, num_steps=1, seconds=0.0)
+        return await spawning([[WorkerReady()]])()
+
+    async def keep() -> None:
+        if kind == "API process":
+            return await worker().run()
+        return await supervisor_of(tmp_path, downs.append).run()
+
+    monkeypatch.setattr(Child, "spawn", start_once)
+    monkeypatch.setattr(liveness, "LACK_PAUSE", 0.01)
+    monkeypatch.setattr(liveness, "LACK_SECONDS", 0.5)
+    with pytest.raises(EngineError, match=f"{kind} could not be started again for .*the log says"):
+        asyncio.run(keep())
+    assert num_started > 1 + MAX_DEATHS
+    assert [down.will_return for down in downs if isinstance(down, EngineDown)][-1:] in (
+        [],
+        [False],
+    )
 
 
 def test_a_server_without_shared_memory_says_so_and_leaves_no_folder(
@@ -244,6 +280,32 @@ def test_a_process_that_cannot_be_started_is_an_error_with_the_fix(
         asyncio.run(Child.spawn("module", WorkerReady()))
 
 
+def test_a_process_that_cannot_be_killed_is_left_to_the_kernel(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that waits in a driver; its supervisor would tell nobody that it is gone."""
+
+    class Held:
+        pid, returncode = os.getpid(), None
+
+        async def wait(self) -> int:
+            await asyncio.sleep(60.0)
+            return 0
+
+    async def end() -> int:
+        writer = SimpleNamespace(close=lambda: closed.append(True))
+        async with asyncio.timeout(10.0):
+            return await Child(Held(), asyncio.StreamReader(), writer).end()  # type: ignore[arg-type]
+
+    closed: list[bool] = []
+    sent: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda _, number: sent.append(number))
+    monkeypatch.setattr(child_process, "END_SECONDS", 0.1)
+    assert asyncio.run(end()) == -signal.SIGKILL
+    assert (sent, closed) == ([signal.SIGKILL], [True])
+    assert "has not ended: the kernel holds it; it has" in caplog.text
+
+
 def spawning(
     lives: list[list[ControlMessage] | None],
 ) -> Callable[..., Awaitable[SimpleNamespace]]:
@@ -279,18 +341,20 @@ def worker() -> WorkerSupervisor:
 @pytest.mark.parametrize(
     ("lives", "error"),
     [
-        ([None] * MAX_DEATHS, "5 times in a row"),  # the system has no process for it
-        ([[FAILED]], "no tokenizer"),  # at the start of the server
+        ([None], "no process can be started"),  # at the start of the server
+        ([[WorkerReady()], *[None] * 9, [FAILED], None, *[[FAILED]] * 3], "5 times in a row"),
+        ([[FAILED]], "no tokenizer"),
         # its files are not there for a moment, while other API processes serve
         ([[WorkerReady()], *[[FAILED]] * (MAX_DEATHS - 1)], "5 times in a row"),
     ],
-    ids=["no process", "at first", "later"],
+    ids=["no process at first", "no process later", "at first", "later"],
 )
 def test_an_api_process_that_cannot_start_is_tried_again(
     lives: list[list[ControlMessage] | None], error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = lives.copy()
     monkeypatch.setattr(worker_supervisor.Child, "spawn", spawning(left))
+    monkeypatch.setattr(liveness, "LACK_PAUSE", 0.0)
     monkeypatch.setattr(liveness, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
 
     async def keep() -> None:

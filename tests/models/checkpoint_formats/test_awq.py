@@ -14,7 +14,11 @@ test_what_does_not_fit_awq_is_refused_by_name = refusals(
     ("awq", configure(group_size=0), r"group_size is 0; correct quantization_config"),
     ("awq", configure(bits=3), r"quantization_config.bits is 3, but AWQ is read with 4"),
     ("awq", configure(version="gemv"), r"version is 'gemv'; take a checkpoint in AWQ's 'gemm'"),
-    ("awq", configure(quant_method="gptq"), r"quantized by gptq; missing: .*qweight"),
+    (
+        "awq",
+        configure(quant_method="gptq", desc_act=False),
+        r"quantized by gptq; missing: .*qweight",
+    ),
     ("awq", configure(quant_method="aqlm"), r"quant_method is 'aqlm', which is not read; take"),
     ("awq", configure(modules_to_not_convert=[]), rf"missing: {DOWN}.qweight"),
     ("awq", configure(modules_to_not_convert="x"), r"set it to a list of strings"),

@@ -110,6 +110,8 @@ def logits(folder: Path) -> Tensor:
         ("awq", rename({"bits": "w_bit", "group_size": "q_group_size"})),
         ("modelopt", rename({"ignore": ""}, exclude_modules=["lm_head", "layers.1.mlp.down_proj"])),
         ("float_channel", rename({}, ignore=["lm_head", f"re:{DOWN}"])),
+        ("float_channel", rename({}, ignore=[DOWN])),  # AutoRound's, which names no head
+        ("packed", rename({}, ignore=[DOWN])),
     ],
     ids=case_id,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from harmed_checkpoints import configure, drop, refusals, spoil
 from harness import load_folder
@@ -31,6 +32,18 @@ def one_group_less(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
 def no_groups(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
     for name in [name for name in tensors if name.endswith(".g_idx")]:
         tensors[name] = torch.full_like(tensors[name], -1)
+
+
+def without_order(desc_act: dict[str, bool | None]) -> Change:
+    """No g_idx, and of desc_act what is given."""
+
+    def change(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+        for name in [name for name in tensors if name.endswith(".g_idx")]:
+            del tensors[name]
+        del config["quantization_config"]["desc_act"]
+        config["quantization_config"] |= desc_act
+
+    return change
 
 
 def as_version_2(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
@@ -62,6 +75,16 @@ def test_biases_of_zeros_that_the_model_lacks_are_passed_over(tmp_path: Path) ->
     load_folder(tmp_path, prepared_weights="none")
 
 
+@pytest.mark.parametrize(
+    ("name", "desc_act"), [("gptq", {"desc_act": False}), ("gptq_channel", {})]
+)
+def test_an_order_is_needed_only_where_groups_may_have_one(
+    name: str, desc_act: dict[str, bool | None], tmp_path: Path
+) -> None:
+    write_quantized(name, tmp_path, without_order(desc_act))
+    load_folder(tmp_path, prepared_weights="none")
+
+
 test_what_does_not_fit_gptq_is_refused_by_name = refusals(
     ("gptq", configure(bits=8), r"its shape is .*\(bits=8, group_size=\d+, sym=True, desc_act=F"),
     ("gptq", configure(bits=3), r"bits is 3; take a checkpoint of 4 or 8 bits"),
@@ -76,6 +99,10 @@ test_what_does_not_fit_gptq_is_refused_by_name = refusals(
     ("gptq_v2", configure(sym=True), r"proj: its qzeros are not those of symmetric codes"),
     ("gptq", configure(dynamic={"-:(": {}}), r"dynamic.-:\( holds '\(', which is not a reg"),
     ("gptq_order", drop("g_idx"), r"missing: model.layers.0.mlp.up_proj.g_idx"),
+    *(
+        ("gptq_order", without_order(desc_act), r"missing: model.*g_idx says .*set desc_act of its")
+        for desc_act in ({}, {"desc_act": None}, {"desc_act": True})
+    ),
     ("gptq_order", reorder, r"k_proj: its g_idx orders inputs in another way than that of .*q_"),
     ("gptq", reorder, r"its g_idx orders inputs in another way"),
     ("gptq", reorder_one, r"its g_idx orders inputs in another way"),

@@ -29,11 +29,11 @@ from quire.engine.frontend.input_processor import (
     Options,
     PreparedRequest,
 )
-from quire.engine.frontend.output_queue import streamed_items
+from quire.engine.frontend.output_queue import OutputQueue, streamed_items
 from quire.engine.frontend.prompt_encoding import Prompt
 from quire.engine.frontend.request_tracker import EngineLink, RequestTracker
 from quire.engine.frontend.thread_link import ThreadLink
-from quire.errors import EngineError
+from quire.errors import EngineError, QuireError
 from quire.fair_queue import FairExecutor
 from quire.tokenizer.load_tokenizer import load_tokenizer
 from quire.tokenizer.tokenizer import Tokenizer
@@ -41,6 +41,8 @@ from quire.tokenizer.tokenizer import Tokenizer
 # Longer texts are encoded in a thread, so that they do not block the event loop.
 ENCODE_IN_THREAD_CHARS = 4096
 SECONDS_PER_CHAR = 5e-7  # an estimate, to encode short texts first
+ABORT_SECONDS = 1.0  # for the engine to end a request, between two steps
+OnOutput = Callable[[RequestOutput], None]
 T = TypeVar("T")
 
 
@@ -114,22 +116,23 @@ class AsyncEngine(ModelOwner):
         *,
         request_id: str | None = None,
         stream: bool = True,
+        on_abort: OnOutput | None = None,
         **options: Unpack[GenerateOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answers to a prompt; each item has what is new, or what output_kind asks for.
 
         Closing the iterator aborts the request. request_id: a label for logs; the engine's own id
-        is unique. stream: if False, an engine process may send everything at the end.
+        is unique. stream: if False, an engine process may send everything at the end. on_abort:
+        called with what it has generated and not sent of a request that is aborted.
         Raises InvalidRequestError before the first item (later only if logits processors ban every
         token), QueueTimeoutError, OverloadedError while the engine is being restarted, and
         EngineError when it fails.
         """
         arrival = time.monotonic()
         prepared = await self._prepare(prompt, sampling, request_id, stream=stream, **options)
+        items, finished = streamed_items(sampling.output_kind), False
         try:
             outputs = self._tracker.send(prepared, arrival)
-            items = streamed_items(sampling.output_kind)
-            finished = False
             while not finished:
                 output = await outputs.take()
                 finished = output.finished
@@ -137,6 +140,9 @@ class AsyncEngine(ModelOwner):
                     yield output
                 elif (item := items.add(output)) is not None:
                     yield item
+        except (asyncio.CancelledError, GeneratorExit):
+            await self._abort(prepared, outputs, on_abort)
+            raise
         finally:
             self._tracker.forget(prepared.request_id)
 
@@ -146,12 +152,13 @@ class AsyncEngine(ModelOwner):
         sampling: SamplingParams,
         *,
         request_id: str | None = None,
+        on_abort: OnOutput | None = None,
         **options: Unpack[GenerateOptions],
     ) -> RequestOutput:
-        """The complete answers to a prompt. Cancelling aborts the request; raises as `generate`."""
+        """The complete answers to a prompt. Cancelling aborts the request; see `generate`."""
         arrival = time.monotonic()
         prepared = await self._prepare(prompt, sampling, request_id, stream=False, **options)
-        return await self._whole_output(prepared, arrival)
+        return await self._whole_output(prepared, arrival, on_abort)
 
     async def embed(
         self,
@@ -169,11 +176,31 @@ class AsyncEngine(ModelOwner):
         prepared = await self._in_thread(prompt, work) if is_long(prompt) else work()
         return await self._whole_output(prepared, arrival)
 
-    async def _whole_output(self, prepared: PreparedRequest, arrival: float) -> RequestOutput:
+    async def _whole_output(
+        self, prepared: PreparedRequest, arrival: float, on_abort: OnOutput | None = None
+    ) -> RequestOutput:
         try:
-            return await self._tracker.send(prepared, arrival, final_only=True).take()
+            outputs = self._tracker.send(prepared, arrival, final_only=True)
+            return await outputs.take()
+        except asyncio.CancelledError:
+            await self._abort(prepared, outputs, on_abort)
+            raise
         finally:
             self._tracker.forget(prepared.request_id)
+
+    async def _abort(
+        self, prepared: PreparedRequest, outputs: OutputQueue, on_abort: OnOutput | None
+    ) -> None:
+        """Abort a request whose caller has left; pass on what the engine had not sent."""
+        if on_abort is None or not self._tracker.abort(prepared.request_id):
+            return
+        with contextlib.suppress(QuireError, TimeoutError):
+            async with asyncio.timeout(ABORT_SECONDS):
+                finished = False
+                while not finished:
+                    output = await outputs.take()
+                    finished = output.finished
+                    on_abort(output)
 
     async def view(self) -> EngineView | None:
         """KV blocks and the latest steps, for a live view; None if there was no answer yet."""

@@ -167,6 +167,11 @@ class OutputProcessor:
             self._metrics.finish(self._answers.pop(answer_id).times, reason.value, now)
         return sorted(request.unfinished)
 
+    def unfinished_of(self, request_id: str) -> list[str]:
+        """Engine request ids of a request's answers that have not ended."""
+        request = self._requests.get(request_id)
+        return [] if request is None else sorted(request.unfinished)
+
     def is_tracked(self, answer_id: str) -> bool:
         """Whether an answer, by its engine request id, is unfinished."""
         return answer_id in self._answers

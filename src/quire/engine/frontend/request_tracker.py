@@ -170,6 +170,14 @@ class RequestTracker:
                 if failure := failures.get(message.request_id):
                     self._put(prepared.request_id, failure)
 
+    def abort(self, request_id: str) -> bool:
+        """Abort a request, whose last outputs still come; returns whether any do."""
+        unfinished = self._processor.unfinished_of(request_id)
+        if self.is_down or self.failure is not None or not unfinished:
+            return False
+        self.post(AbortRequests(request_ids=unfinished))
+        return True
+
     def forget(self, request_id: str) -> None:
         """Stop tracking a request whose caller has left; aborts its unfinished answers."""
         self._queues.pop(request_id, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -11,7 +12,12 @@ import sys
 
 from quire.background import MODULE as BACKGROUND
 from quire.engine.processes.control_channel import ControlMessage, pack, read_control
+from quire.engine.processes.liveness import open_files
 from quire.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+END_SECONDS = 30.0  # of a process that was killed: one with much memory takes seconds
 
 _ENVIRONMENT = {
     # the parent has fetched what its models need; a later start depends on no network
@@ -92,9 +98,21 @@ class Child:
         self._signal(signal.SIGKILL)
 
     async def end(self) -> int:
-        """Kill the child if it has not ended; returns its exit status, or a signal as -number."""
+        """Kill the child if it has not ended; returns its exit status, or a signal as -number.
+
+        One that the kernel holds (in a driver, on storage that does not answer) is left to it.
+        """
         self.kill()
-        status = await self._process.wait()
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                status = await self._process.wait()
+        except TimeoutError:
+            logger.error(
+                "process %d was killed %.0f s ago and has not ended: the kernel holds it; it has "
+                "%s open; see whether their storage, or its device, answers",
+                self.pid, END_SECONDS, open_files(self.pid),
+            )  # fmt: skip
+            status = -signal.SIGKILL
         self._writer.close()
         return status
 

@@ -82,23 +82,24 @@ class EngineSupervisor:
         """Keep the engine process running until cancelled.
 
         Raises ConfigError, CheckpointError or EngineError if it does not start, EngineError if it
-        dies again and again: each time before it has served for STEADY_SECONDS and ended a step.
+        dies again and again (each time before it has served for STEADY_SECONDS and ended a step)
+        or cannot be started again.
         """
         deaths = Deaths()
         while True:
             try:
                 was_useful, is_outside = await self._run_once()
+                deaths.add(was_steady=was_useful)
             except SpawnError as error:
                 if not self.started.done():
                     raise
                 logger.error("engine of %s: %s", self.name, error)
-                was_useful, is_outside = False, True
+                is_outside = True
+                deaths.add_lack()
             self.epoch += 1
-            deaths.add(was_steady=was_useful)
             will_return = not deaths.are_too_many
             self.up = None
-            count = deaths.in_a_row
-            why = f"the engine died {count} times in a row; the log says how, start it again"
+            why = f"the engine {deaths.summary}; the log says how, start it again"
             down = EngineDown(
                 name=self.name, will_return=will_return, is_blameless=is_outside, why=why
             )

@@ -14,6 +14,10 @@ _SYSTEM_FOLDERS = ("/dev/", "/proc/", "/sys/", "/memfd:")
 MAX_DEATHS = 5  # of a process in a row
 BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0)  # before a restart, by deaths in a row
 STEADY_SECONDS = 10.0  # after serving this long, a death starts a new count
+# Where the system has no process for a restart: nothing is wrong with what would run in it, and
+# its requests wait.
+LACK_SECONDS = 60.0  # until giving up
+LACK_PAUSE = 2.0  # between two attempts
 
 
 class Silence:
@@ -79,21 +83,38 @@ def open_files(pid: int) -> str:
 
 
 class Deaths:
-    """Deaths of one process after another."""
+    """Deaths of one process after another, and restarts that the system had no process for."""
 
     def __init__(self) -> None:
-        self.in_a_row = 0
+        self._in_a_row = 0
+        self._lacking_since: float | None = None
 
     def add(self, *, was_steady: bool) -> None:
         """Count a death. was_steady: the process has served for a while, so the count is new."""
-        self.in_a_row = 1 if was_steady else self.in_a_row + 1
+        self._in_a_row = 1 if was_steady else self._in_a_row + 1
+        self._lacking_since = None
+
+    def add_lack(self) -> None:
+        """Note that no process could be started."""
+        self._lacking_since = self._lacking_since or time.monotonic()
 
     @property
     def are_too_many(self) -> bool:
         """Whether to give up."""
-        return self.in_a_row >= MAX_DEATHS
+        if self._lacking_since is not None:
+            return time.monotonic() - self._lacking_since >= LACK_SECONDS
+        return self._in_a_row >= MAX_DEATHS
+
+    @property
+    def summary(self) -> str:
+        """The predicate of a sentence that says why to give up."""
+        if self._lacking_since is not None:
+            return f"could not be started again for {LACK_SECONDS:.0f} s"
+        return f"died {self._in_a_row} times in a row"
 
     @property
     def pause(self) -> float:
         """Seconds before the next start."""
-        return BACKOFF_SECONDS[self.in_a_row - 1]
+        return (
+            LACK_PAUSE if self._lacking_since is not None else BACKOFF_SECONDS[self._in_a_row - 1]
+        )

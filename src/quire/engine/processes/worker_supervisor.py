@@ -86,23 +86,25 @@ class WorkerSupervisor:
             self._child.terminate()
 
     async def run(self) -> None:
-        """Keep it running. Raises EngineError if it dies again and again, or cannot start."""
+        """Keep it running. Raises EngineError if it dies again and again, or is not started."""
         deaths = Deaths()
         for incarnation in itertools.count():
             begin = time.monotonic()
             client = f"{self._first.row}.{incarnation}"
             try:
                 how = await self._run_once(client)
+                deaths.add(was_steady=time.monotonic() - begin > liveness.STEADY_SECONDS)
             except SpawnError as error:
+                if not self.ready.is_set():
+                    raise
                 how = str(error)
+                deaths.add_lack()
             self._parent.on_death(client)
             if self._leaving.is_set():
                 return
             logger.error("API process %s ended (%s)", client, how)
-            deaths.add(was_steady=time.monotonic() - begin > liveness.STEADY_SECONDS)
             if deaths.are_too_many:
-                text = f"an API process died {deaths.in_a_row} times in a row; the log says how"
-                raise EngineError(text)
+                raise EngineError(f"an API process {deaths.summary}; the log says how")
             with suppress(TimeoutError):
                 async with asyncio.timeout(deaths.pause):
                     await self._leaving.wait()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from quire.config_file import ConfigFile
@@ -32,6 +32,7 @@ from quire.models.checkpoint_formats.module_rules import ModuleRules, Names, Rul
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
 from quire.models.checkpoint_formats.stored_int8 import GroupedBytesLinear, Int8Linear
 from quire.models.checkpoint_formats.stored_mxfp4 import MXFP4_GROUP, Mxfp4Linear
+from quire.models.checkpoints.checkpoint import has_numbers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from quire.models.checkpoint_formats.integer_rows import IntegerRows
 
 _WORD = 32  # bits
+_HEAD = "lm_head"
 _REGEX = "re:"
 _LINEAR, _EMBEDDING = "Linear", "Embedding"  # classes of modules
 _ORDERED = (True, "group", "dynamic")  # values of actorder that change which inputs share a scale
@@ -137,7 +139,7 @@ def read_compressed_tensors(config: ConfigFile) -> ModuleRules:
         layout = _layout(group, group.text("format", config.text("format", "")))
         targets |= dict.fromkeys(_targets(group, "targets"), layout)
     ignored = dict.fromkeys(_targets(config, "ignore"))
-    return ModuleRules(
+    found = ModuleRules(
         name="compressed-tensors",
         linear=None,
         rules=_rules(ignored, _LINEAR) + _rules(targets, _LINEAR),
@@ -145,6 +147,10 @@ def read_compressed_tensors(config: ConfigFile) -> ModuleRules:
         has_head=True,
         choice=f"targets and ignore of {config.location}",
     )
+    # AutoRound names no head in `ignore`, of which it quantizes none
+    if found.stored_linear(_HEAD) and has_numbers(config.path.parent, f"{_HEAD}.weight"):
+        return replace(found, has_head=False)
+    return found
 
 
 def _check_transforms(config: ConfigFile | None) -> None:

@@ -38,7 +38,8 @@ class GptqLinear(IntegerLinear):
     """A weight of GPTQ. group: inputs that share a scale; -1 for all.
 
     is_symmetric: all zero points are half of the codes' range. is_ordered: groups were made in the
-    order of activations (desc_act). stores_less: zero points are stored less 1 (version 1).
+    order of activations (desc_act); None where the config file does not say so, and g_idx has to.
+    stores_less: zero points are stored less 1 (version 1).
     """
 
     config_names: ClassVar[Mapping[str, str]] = {
@@ -47,7 +48,7 @@ class GptqLinear(IntegerLinear):
     bits: int
     group: int
     is_symmetric: bool
-    is_ordered: bool
+    is_ordered: bool | None
     stores_less: bool
 
     def problem(self, n: int, k: int) -> str | None:
@@ -59,17 +60,18 @@ class GptqLinear(IntegerLinear):
 
     def spec(self, k: int) -> QuantSpec | None:
         """See `StoredLinear`. Activations are not rounded to bytes where codes have eight bits."""
-        zeros, permuted = not self.is_symmetric, self.is_ordered
+        zeros, permuted = not self.is_symmetric, bool(self.is_ordered)
         return integer_spec(self.bits, self.group, k, zeros=zeros, permuted=permuted)
 
     def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
         """See `StoredLinear`."""
         shared, groups = _WORD // self.bits, num_groups(self.group, k)
+        has_order = groups > 1 if self.is_ordered is None else self.is_ordered
         return {
             "qweight": StoredTensor(((k // shared, n),), ("I32",)),
             "qzeros": StoredTensor(((groups, n // shared),), ("I32",)),
             "scales": StoredTensor(((groups, n),), SCALE_DTYPES),
-            "g_idx": StoredTensor(((k,),), ("I32", "I64"), needed=self.is_ordered),
+            "g_idx": StoredTensor(((k,),), ("I32", "I64"), needed=has_order),
         }
 
     def order(self, k: int) -> tuple[str, int] | None:
@@ -145,7 +147,7 @@ def read_gptq(config: ConfigFile) -> ModuleRules:
         read_bits(config, config.integer("bits")),
         config.integer("group_size", -1, low=-1),
         config.boolean("sym", True),
-        config.boolean("desc_act", False),
+        _is_ordered(config, None),
         version == "gptq",
     )
     return ModuleRules(
@@ -175,11 +177,16 @@ def read_bits(config: ConfigFile, bits: int) -> int:
     return bits
 
 
+def _is_ordered(config: ConfigFile, default: bool | None) -> bool | None:
+    key = "desc_act"
+    return default if config.get(key) is None else config.boolean(key)
+
+
 def _changed(linear: GptqLinear, config: ConfigFile) -> GptqLinear:
     values: dict[str, Any] = {
         "bits": read_bits(config, config.integer("bits", linear.bits)),
         "group": config.integer("group_size", linear.group, low=-1),
         "is_symmetric": config.boolean("sym", linear.is_symmetric),
-        "is_ordered": config.boolean("desc_act", linear.is_ordered),
+        "is_ordered": _is_ordered(config, linear.is_ordered),
     }
     return replace(linear, **values)

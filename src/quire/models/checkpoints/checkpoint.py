@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.config_file import ConfigFile
-from quire.dtypes import MODEL_DTYPES, SAFETENSORS
+from quire.dtypes import CHECKPOINT_DTYPES, MODEL_DTYPES, SAFETENSORS
 from quire.errors import CheckpointError
 from quire.model_folder import GGUF_LINK, named_path, unreadable
 from quire.models.checkpoints.safetensors_header import TensorEntry, read_header
@@ -92,6 +92,17 @@ class Checkpoint:
             for entry in here:
                 yield entry, mapped.tensor(entry)
                 mapped.forget(entry)
+
+
+def has_numbers(folder: Path, name: str) -> bool:
+    """Whether a folder's files have this tensor as numbers of 16 bits or more.
+
+    False where it has no weights that are read, which is not an error here.
+    """
+    with suppress(CheckpointError):
+        entries = (entry for file in find_files(folder)[0] for entry in read_header(file))
+        return any(entry.name == name and entry.dtype in CHECKPOINT_DTYPES for entry in entries)
+    return False
 
 
 def stored_dtype(folder: Path) -> str:

@@ -64,6 +64,11 @@ def _fix(
             "lm_head has codes of its own, but config.json ties it to the embedding: set its "
             "tie_word_embeddings to false"
         )
+    if missing and all(name.endswith(".g_idx") for name in missing):
+        return (
+            "g_idx says which inputs share a scale: take a checkpoint that has it, or set desc_act "
+            "of its config file to false if groups are in the order of inputs"
+        )
     if quantized is None or not quantized.choice or not (coded or plain):
         return checkpoint.mismatch_fix
     module, has = (coded[0], "codes of") if coded else (plain[0], "16-bit numbers of")

@@ -14,7 +14,9 @@ from starlette.applications import Starlette
 from quire.core.request_limits import RequestLimits
 from quire.errors import EngineError, QueueTimeoutError
 from quire.server.admission.admission_control import Admission, Ticket
+from quire.server.api.common import logprob_bounds, request_gate
 from quire.server.app import build_app
+from quire.server.http import body_memory
 from quire.server.settings import ServerSettings
 
 PATHS = ["/v1/completions", "/v1/chat/completions"]
@@ -290,3 +292,50 @@ def test_requests_that_need_no_engine_are_bounded_too(
     (late,) = asyncio.run(burst(1, "0.01"))
     assert late.status == 408
     assert asyncio.run(burst(1, "soon"))[0].status == 400
+
+
+MANY = {"prompt": ["ab", "cd"], "n": 2, "logprobs": 2, "max_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({}, "logprobs"),
+        ({"prompt": "ab"}, "logprobs"),
+        ({"logprobs": None, "prompt_logprobs": 2, "n": 1, "max_tokens": 1}, "prompt_logprobs"),
+        ({"prompt": "ab", "n": 1}, None),  # bounded by the context
+        ({"logprobs": None}, None),
+        ({"stream": True}, None),
+    ],
+)
+def test_a_request_holds_so_many_logprobs_until_its_last_answer(
+    engine: FakeEngine,
+    fields: dict[str, object],
+    field: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logprob_bounds, "MAX_HELD", 3)
+    reply = call(build_app(engine, ServerSettings()), "/v1/completions", MANY | fields)
+    if field is None:
+        assert reply.status == 200
+    else:
+        assert (reply.status, reply.error["param"]) == (400, field)
+        assert "more than 3 log-probabilities in all; ask for fewer, " in reply.error["message"]
+
+
+def test_all_requests_hold_so_many_logprobs_together(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_gate, "MAX_HELD", 40)
+    monkeypatch.setattr(body_memory, "FREE_BYTES", 0)
+    engine.delay = 0.01
+    app = build_app(engine, ServerSettings())
+
+    async def ask(count: int) -> list[Reply]:
+        return await asyncio.gather(*(request(app, "/v1/completions", MANY) for _ in range(count)))
+
+    assert [reply.status for reply in run_leaping(ask(1))] == [200]
+    replies = run_leaping(ask(4))
+    refused = [reply for reply in replies if reply.status == 429]
+    assert "of log-probabilities of answers already" in refused[0].error["message"]
+    assert [reply.status for reply in run_leaping(ask(1))] == [200]

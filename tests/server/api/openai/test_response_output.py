@@ -1,44 +1,50 @@
-"""TokenParts: an answer's outputs, split by token, whatever came together."""
+"""The output items of a response, part by part."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+import time
 
-from fake_engine import FakeTokenizer, position
-from hypothesis import given
-from hypothesis import strategies as st
-
-from quire.core.request_output import CompletionOutput
-from quire.core.sampling_params import SamplingParams
-from quire.server.api.openai.response_output import TokenParts
-from quire.tokenizer.detokenizer import Detokenizer
-
-LONE_BYTES = [0xD800 + byte for byte in "\u00e9\U0001f600".encode()]
-TOKENS = st.lists(st.sampled_from([*map(ord, "ab <"), 0x1F600, *LONE_BYTES]), max_size=12)
+from quire.server.api.common.logprob_formats import ChatLogprob
+from quire.server.api.openai import responses_reply as replies
+from quire.server.api.openai.response_output import OutputItems
+from quire.server.parsing.output_events import (
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallBegin,
+)
 
 
-@given(TOKENS, st.data())
-def test_parts_do_not_depend_on_how_the_tokens_came(tokens: list[int], data: st.DataObject) -> None:
-    tokenizer, cuts = FakeTokenizer(), [0]
-    while cuts[-1] < len(tokens):
-        cuts.append(data.draw(st.integers(cuts[-1] + 1, len(tokens))))
-    engine = Detokenizer(tokenizer, [], stop=["< "])  # which holds text back
-    splitter, parts = TokenParts(tokenizer, SamplingParams(), []), list[CompletionOutput]()
-    text = ""
-    for begin, end in pairwise(cuts):
-        ids, is_last = tokens[begin:end], end == len(tokens)
-        new = engine.push(ids) + (engine.finish() if is_last else "")
-        logprobs, reason = [position(i) for i in ids], "length" if is_last else None
-        parts += splitter.of(CompletionOutput(0, new, ids, logprobs, reason))
-        text += new
-    assert [part.token_ids for part in parts] == [[token] for token in tokens]
-    assert "".join(part.text for part in parts) == text
-    assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + ["length"] * bool(
-        parts
-    )
-    whole = TokenParts(tokenizer, SamplingParams(), []).of(
-        CompletionOutput(0, text, tokens, [position(i) for i in tokens], "length")
-    )
-    ends = [sum(len(p.text) for p in whole[: i + 1]) for i in range(len(tokens))]
-    streamed = [sum(len(p.text) for p in parts[: i + 1]) for i in range(len(tokens))]
-    assert all(s <= e for s, e in zip(streamed, ends, strict=True)), "text never comes too early"
+def test_parts_of_a_long_answer_take_time_in_proportion() -> None:
+    """Each part once copied the log-probabilities of all before it."""
+    output, count = OutputItems(), 160_000
+    score = ChatLogprob(token="a", logprob=-1.0, bytes=[97], top_logprobs=[])
+    begin = time.process_time()
+    for _ in range(count):
+        output.logprobs.append(score)
+        for _ in output.add(TextDelta("a")):
+            pass
+    done = list(output.close("completed"))
+    assert time.process_time() - begin < 2.5
+    assert isinstance(done[0], replies.TextDone)
+    assert (done[0].text, done[0].logprobs) == ("a" * count, [score] * count)
+
+
+def test_each_item_has_its_own_text() -> None:
+    output = OutputItems()
+    parts = [
+        ReasoningDelta("so"), ReasoningDelta(" be it"), TextDelta("a"), TextDelta("b"),
+        ToolCallBegin(0, "call_0", "f"), ToolCallArguments(0, "{"), ToolCallArguments(0, "}"),
+        ToolCallBegin(1, "call_1", "g"), ToolCallArguments(1, '{"a": '),
+    ]  # fmt: skip
+    for part in parts:
+        list(output.add(part))
+    list(output.close("incomplete"))
+    reasoning, message, first, second = output.items
+    assert isinstance(reasoning, replies.OutputReasoning)
+    assert isinstance(message, replies.OutputMessage)
+    assert isinstance(first, replies.OutputCall)
+    assert isinstance(second, replies.OutputCall)
+    assert (reasoning.content[0].text, message.content[0].text) == ("so be it", "ab")
+    assert (first.arguments, first.status) == ("{}", "completed")
+    assert (second.arguments, second.status) == ('{"a": ', "incomplete")

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quire.kernels.triton.gemm.int4_config import SHARED_MEMORY
-from quire.kernels.triton.gemm.tile_config import TileConfig, fitting_programs
+from quire.kernels.triton.gemm.tile_config import TileConfig
+from quire.kernels.triton.launch.gemm_config import SHARED_MEMORY, fitting_programs
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS
 
 

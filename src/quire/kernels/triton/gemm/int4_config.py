@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from quire.kernels.triton.launch.gemm_config import tile_rows
+from quire.kernels.triton.launch.gemm_config import SHARED_MEMORY, fitting_programs, tile_rows
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS
 
 MOST_BLOCK_M = 128  # rows of x in a tile
-SHARED_MEMORY = 226 * 1024  # bytes that a multiprocessor has for its programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +128,8 @@ def filling(
 
 
 def programs_that_fit(config: Int4Config, memory: Memory) -> int:
-    """Programs for which a multiprocessor has memory; CUDA takes 1 KiB for each."""
-    return int(SHARED_MEMORY // (memory(config=config) + 1024))
+    """Programs for which a multiprocessor has memory."""
+    return fitting_programs(memory(config=config), spare=2048)
 
 
 def fitting(config: Int4Config, k: int, sums: int, memory: Memory) -> Int4Config | None:
@@ -185,7 +184,7 @@ def runs_wide_at_once(m: int, n: int, num_sms: int, memory: Memory) -> bool:
     """Whether tiles of 128 outputs, two for each multiprocessor, are one round; those of 64 not."""
     if not 64 * (3 if m <= 32 else 2) * num_sms < n <= 2 * 128 * num_sms:
         return False
-    return 2 * memory(config=WIDE) <= SHARED_MEMORY
+    return fitting_programs(memory(config=WIDE)) >= 2
 
 
 def quickest_split(most: int, tiles: int, steps: int, num_sms: int) -> int:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from quire.kernels.triton.gemm.split_k_config import shares_of
 
-_OF_ALL, _RESERVED = 228 * 1024, 1024  # bytes of a multiprocessor's shared memory, and of a program
 # microseconds of the reduction of split K, for each row and output: where the last program adds up
 # all parts, for each of them; where all do, twice their shares
 REDUCE_US, SHARED_US = 0.034 / 256, 0.041 / 256
@@ -50,8 +49,3 @@ class TileConfig:
         if shares > 1:
             return 2 * (shares - 1) / shares * sums * SHARED_US
         return self.split * sums * REDUCE_US if self.split > 1 else 0.0
-
-
-def fitting_programs(shared_memory: int) -> int:
-    """Programs of so many bytes of shared memory that a multiprocessor has room for."""
-    return _OF_ALL // (shared_memory + _RESERVED)

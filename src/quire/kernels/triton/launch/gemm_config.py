@@ -11,7 +11,9 @@ from typing import Any
 
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS
 
-SHARED_MEMORY = 227 * 1024  # bytes that a Hopper multiprocessor has for its programs
+# bytes of a Hopper multiprocessor's shared memory, and of CUDA's for each program
+_OF_ALL, _RESERVED = 228 * 1024, 1024
+SHARED_MEMORY = _OF_ALL - _RESERVED  # the most of one program
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,14 @@ GemmConfig = SkinnyConfig | RingConfig
 def config_from(fields: dict[str, Any]) -> GemmConfig:
     """A config from its fields, as JSON files have them."""
     return RingConfig(**fields) if "tiles" in fields else SkinnyConfig(**fields)
+
+
+def fitting_programs(shared_memory: int, spare: int = 0) -> int:
+    """Programs of so many bytes of shared memory that a multiprocessor has room for.
+
+    spare: bytes that are left over, as the rules were measured that count so.
+    """
+    return (_OF_ALL - spare) // (shared_memory + _RESERVED)
 
 
 def tile_rows(m: int) -> int:

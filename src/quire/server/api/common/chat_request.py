@@ -5,12 +5,13 @@ Without max_tokens an answer may fill the rest of the context.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
 from quire.core.sampling_params import SamplingParams
-from quire.errors import invalid_value
+from quire.errors import invalid_value, one_of_two
 from quire.server.api.common import generation_request
 from quire.server.api.common.chat_messages import Message, check_message
 from quire.server.api.common.generation_request import GenerationRequest, sampling_of
@@ -68,6 +69,21 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
 # of those that other routes take in place of a text
 CHAT_FIELDS = "messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"
+
+
+def check_input(
+    request: Any, field: str, *, is_given: bool, chat_fields: Iterable[str] = CHAT_FIELDS
+) -> None:
+    """Refuse both of a text and `messages`, neither, and fields of a chat beside a text.
+
+    field: of the text; is_given: whether it was sent. Raises InvalidRequestError.
+    """
+    if is_given == (request.messages is not None):
+        raise one_of_two(field, "messages", is_missing=not is_given)
+    for name in chat_fields if is_given else ():
+        if getattr(request, name) is not None:
+            raise invalid_value(name, f"it belongs to messages, not to {field}; remove it")
+
 
 _NEWER_LIMIT = FieldNames({"max_tokens": "max_completion_tokens"})
 

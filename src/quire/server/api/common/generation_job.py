@@ -7,7 +7,7 @@ how many tokens it took, for observers.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -87,7 +87,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdmittedJob(msgspec.Struct, frozen=True):
-    """A job and the engine that runs it. caller: see `caller_of`.
+    """A job and the engine that runs it. caller: see `caller_of`; hold: see `HeldLogprobs`.
 
     cache_salt: of the request's tenant, too: what it caches, only it can find.
     """
@@ -97,6 +97,7 @@ class AdmittedJob(msgspec.Struct, frozen=True):
     cache_salt: str
     queue_timeout: float | None
     caller: str
+    hold: Callable[[int], None]
 
 
 def check_lists(sampling: SamplingParams, num_answers: int) -> None:

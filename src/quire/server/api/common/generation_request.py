@@ -100,7 +100,6 @@ class GenerationRequest(ResponseFormatFields, kw_only=True, dict=True):
 
 
 _CUT_NAMES = frozenset({"n_predict", "num_predict"})  # of max_tokens: llama.cpp's and Ollama's
-NO_EFFECT = ("user",)  # fields that are accepted and never read
 
 NO_PROGRESS = "return_progress has no effect: it needs a stream"
 NO_PADDING = "include_obfuscation has no effect: streams are sent without padding"

@@ -5,25 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import TypeVar
 
 from quire.core.request_output import RequestOutput
 from quire.engine.frontend.async_engine import is_long
 from quire.engine.frontend.input_processor import ContinuationOptions
 from quire.server.api.common.generation_job import AdmittedJob
+from quire.server.api.common.logprob_bounds import HeldLogprobs
 from quire.server.api.common.usage import UsageCounter
 
 T = TypeVar("T")
 
 
-def run(admitted: AdmittedJob) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+def run(
+    admitted: AdmittedJob, usage: UsageCounter | None = None
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """Run all prompts at once; yields (prompt index, new output) in the order of arrival.
 
-    Closing the generator aborts whatever still runs.
+    Closing the generator aborts whatever still runs. usage: counts what then had not come, of
+    answers that come as a whole.
     """
     prompts = admitted.job.prompts
     in_thread = admitted.job.has_many_prompts or (len(prompts) > 1 and is_long(*prompts))
-    return merged([_start(admitted, index, in_thread=in_thread) for index in range(len(prompts))])
+    return merged([_start(admitted, i, usage, in_thread=in_thread) for i in range(len(prompts))])
 
 
 async def gather(admitted: AdmittedJob, usage: UsageCounter) -> list[RequestOutput]:
@@ -31,17 +36,21 @@ async def gather(admitted: AdmittedJob, usage: UsageCounter) -> list[RequestOutp
     job = admitted.job
     complete: dict[int, RequestOutput] = {}
     with job.names:
-        if len(job.prompts) == 1:
+        held = HeldLogprobs(job.sampling, admitted.hold)
+        if len(job.prompts) == 1 and (job.sampling.n == 1 or job.sampling.logprobs is None):
             prompt, sampling, label = job.prompts[0], job.sampling_of(0), f"{job.reply_id}-0"
             options = _options(admitted, 0)
-            item = await admitted.engine.complete(prompt, sampling, request_id=label, **options)
+            item = await admitted.engine.complete(
+                prompt, sampling, request_id=label, on_abort=partial(usage.add, 0), **options
+            )
             if job.prompt_alone:
                 _clear_answers(item)
             usage.add(0, item)
             return [item]
-        async with aclosing(run(admitted)) as outputs:
+        async with aclosing(run(admitted, usage)) as outputs:
             async for index, item in outputs:
                 usage.add(index, item)
+                held.add(item)
                 if index in complete:
                     complete[index].append(item)
                 else:
@@ -50,7 +59,7 @@ async def gather(admitted: AdmittedJob, usage: UsageCounter) -> list[RequestOutp
 
 
 def _start(
-    admitted: AdmittedJob, index: int, *, in_thread: bool
+    admitted: AdmittedJob, index: int, usage: UsageCounter | None, *, in_thread: bool
 ) -> AsyncGenerator[RequestOutput, None]:
     job = admitted.job
     outputs = admitted.engine.generate(
@@ -59,6 +68,7 @@ def _start(
         request_id=f"{job.reply_id}-{index}",
         stream=job.stream,
         in_thread=in_thread,
+        on_abort=None if usage is None else partial(usage.add, index),
         **_options(admitted, index),
     )
     return _without_answers(outputs) if job.prompt_alone else outputs

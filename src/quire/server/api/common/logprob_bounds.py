@@ -1,21 +1,25 @@
 """The bounds on the log-probabilities that one request, and all requests together, may ask for.
 
-Beyond a few for each token they cost much memory and time in an API process, which has all of a
-request's at once: about 200 bytes for each, and half a microsecond of its event loop.
+They cost memory and time in an API process, which has all of a request's at once unless they are
+streamed: about 200 bytes for each, and half a microsecond of its event loop. Many for each token
+are counted before the request runs. Of a few, one answer's are bounded by its context and those of
+answers that run by the KV cache; where further answers are waited for, they are counted as they
+come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from quire.core.request_limits import RequestLimits
-from quire.core.request_output import RequestOutput
+from quire.core.request_output import PositionLogprobs, RequestOutput
 from quire.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from quire.engine.frontend.prompt_encoding import Prompt
 from quire.errors import invalid_value
 from quire.server.api.common.logprob_formats import ALL
 
 MAX_REPORTED = 1 << 20  # by one request that asks for more than MAX_LOGPROBS for each token
+MAX_HELD = 1 << 23  # by one request, and by all of a process, of answers that wait for others
 REPORTED_BYTES = 200  # of each, until it is sent
 _MANY = 4096  # above this they are written in a thread; on the event loop these take 2 ms
 
@@ -55,11 +59,38 @@ def num_wide(sampling: SamplingParams, prompts: Sequence[Prompt], limits: Reques
 
 def has_many_logprobs(*outputs: RequestOutput) -> bool:
     """Whether to write log-probabilities takes long."""
-    num = 0
-    for output in outputs:
-        for positions in (output.prompt_logprobs, *(part.logprobs for part in output.outputs)):
-            num += sum(map(len, filter(None, positions or ())))
-    return num > _MANY
+    of_prompts = sum(_num_logprobs(output.prompt_logprobs) for output in outputs)
+    return of_prompts + sum(map(_num_of_answers, outputs)) > _MANY
+
+
+class HeldLogprobs:
+    """Counts the log-probabilities of a request's answers that wait for its others.
+
+    hold: called with their bytes so far; raises where all requests hold too many.
+    """
+
+    def __init__(self, sampling: SamplingParams, hold: Callable[[int], None]) -> None:
+        self._field = "prompt_logprobs" if sampling.logprobs is None else "logprobs"
+        self._num, self._hold = 0, hold
+
+    def add(self, output: RequestOutput) -> None:
+        """Count new output. Raises InvalidRequestError or QueueFullError."""
+        self._num += _num_of_answers(output)
+        if output.finished:
+            self._num += _num_logprobs(output.prompt_logprobs)
+        if self._num > MAX_HELD:
+            problem = f"the answers have more than {MAX_HELD} log-probabilities in all"
+            fix = "ask for fewer, stream, or send fewer prompts or a smaller n at once"
+            raise invalid_value(self._field, f"{problem}; {fix}")
+        self._hold(self._num * REPORTED_BYTES)
+
+
+def _num_of_answers(output: RequestOutput) -> int:
+    return sum(_num_logprobs(part.logprobs) for part in output.outputs)
+
+
+def _num_logprobs(positions: Sequence[PositionLogprobs | None] | None) -> int:
+    return sum(map(len, filter(None, positions or ())))
 
 
 def _wide(

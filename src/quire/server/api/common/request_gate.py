@@ -18,7 +18,12 @@ from quire.errors import OverloadedError, QueueTimeoutError, invalid_value
 from quire.fair_queue import FairExecutor
 from quire.server.admission.admission_control import Admission, Capacity, Ticket
 from quire.server.api.common.generation_job import AdmittedJob, GenerationRecord, Job
-from quire.server.api.common.logprob_bounds import MAX_REPORTED, REPORTED_BYTES, num_wide
+from quire.server.api.common.logprob_bounds import (
+    MAX_HELD,
+    MAX_REPORTED,
+    REPORTED_BYTES,
+    num_wide,
+)
 from quire.server.api.common.usage import UsageCounter
 from quire.server.http.api_keys import cache_salt_of
 from quire.server.http.body_memory import BodyMemory, BodySpace
@@ -52,6 +57,7 @@ class RequestContext:
         self.deadline = Deadline(gate.settings.request_timeout)
         self.usage: UsageCounter
         self._body_space, self._reply_space = BodySpace(gate.bodies), BodySpace(gate.replies)
+        self._held_space = BodySpace(gate.held)
         self.hold_bytes = self._body_space.hold
 
     def start(
@@ -78,7 +84,8 @@ class RequestContext:
         self.ticket.charge(num_answers, num_tokens, at=model.admission)
         self.deadline.shorten(job.timeout, "timeout")
         salt = cache_salt_of("" if settings.share_prefix_cache else self.tenant, job.cache_salt)
-        return AdmittedJob(job, model.engine, salt, settings.queue_timeout, self.caller)
+        timeout, hold = settings.queue_timeout, self._held_space.hold
+        return AdmittedJob(job, model.engine, salt, timeout, self.caller, hold)
 
     async def wait_for_model(self, name: str, max_seconds: float) -> None:
         """Wait until a model is loaded, at most `max_seconds` and within the deadline.
@@ -102,13 +109,14 @@ class RequestContext:
             error.retry_after = self.ticket.admission.retry_after()
         self._body_space.__exit__()
         self._reply_space.__exit__()
+        self._held_space.__exit__()
         self.ticket.__exit__()
 
 
 class RequestGate:
     """Admits requests or refuses them. One per API process.
 
-    bodies, replies: count the bytes that requests hold. prepare_threads: for large bodies.
+    bodies, replies, held: count the bytes that requests hold. prepare_threads: for large bodies.
     light_threads: for those of requests without generation, which so delay no other's preparation.
     """
 
@@ -125,6 +133,8 @@ class RequestGate:
         # as much again, so that the largest answer is possible
         most = max(settings.held_body_bytes, MAX_REPORTED * REPORTED_BYTES)
         self.replies = BodyMemory(most, retry_after, "log-probabilities")
+        most = MAX_HELD * REPORTED_BYTES
+        self.held = BodyMemory(most, retry_after, "log-probabilities of answers")
 
     def admit(self, scope: Scope) -> RequestContext:
         """Admit a request whose body is still to come.

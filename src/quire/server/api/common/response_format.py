@@ -141,8 +141,6 @@ class ResponseFormatFields(EncodingFields, kw_only=True, dict=True):
     grammar: field_bounds.GrammarOrNone | None = None
 
 
-NO_EFFECT = ("name", "description", "strict")  # of a JsonSchema: accepted and never read
-
 _BY_FIELD = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")} | {
     "json_schema": "json",
     "grammar": "grammar",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from quire.core.request import FinishReason
 from quire.core.request_output import RequestOutput
 
 
@@ -33,7 +34,8 @@ class Usage(msgspec.Struct):
 class UsageCounter(msgspec.Struct, eq=False):
     """Counts the tokens of outputs as they come. A prompt counts once, whatever its answers.
 
-    first_token: when the first token came, in seconds of the monotonic clock.
+    finish_reasons: of answers that were not aborted. first_token: when the first token came, in
+    seconds of the monotonic clock.
     """
 
     prompt_tokens: int = 0
@@ -53,7 +55,7 @@ class UsageCounter(msgspec.Struct, eq=False):
         self.cached_tokens += cached - before
         for output in item.outputs:
             self.completion_tokens += len(output.token_ids)
-            if output.finish_reason is not None:
+            if output.finish_reason not in (None, FinishReason.ABORT.value):
                 self.finish_reasons.append(output.finish_reason)
         if self.first_token is None:
             self.first_token = item.times.first_token

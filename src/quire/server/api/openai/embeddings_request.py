@@ -7,8 +7,12 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from quire.core.pooling_params import Pooling
-from quire.errors import invalid_value, one_of_two
-from quire.server.api.common.chat_request import CHAT_FIELDS, ChatRequest, Messages
+from quire.server.api.common.chat_request import (
+    CHAT_FIELDS,
+    ChatRequest,
+    Messages,
+    check_input,
+)
 from quire.server.api.common.embedding_job import MAX_INPUTS, Dimensions, PoolingFields, Text
 from quire.server.api.common.prompt_types import PromptTypes
 from quire.server.api.openai.embeddings_reply import ByteOrder, EncodingFormat, VectorDtype
@@ -66,13 +70,8 @@ def parse(data: bytes, *, is_pooling: bool) -> EmbeddingRequest:
     request = read_body(data, PoolingRequest if is_pooling else EmbeddingRequest)
     if isinstance(request, PoolingRequest) and request.task not in (None, "embed"):
         raise _wrong_task(request.task)
-    has_messages = request.messages is not None
-    has_input = raw_input(request) not in ((b"", b"null") if has_messages else (b"",))
-    if has_input == has_messages:
-        raise one_of_two("input", "messages", is_missing=not has_input)
-    for name in CHAT_FIELDS:
-        if not has_messages and getattr(request, name) is not None:
-            raise invalid_value(name, "it belongs to messages, not to an input; remove it")
+    missing = (b"",) if request.messages is None else (b"", b"null")
+    check_input(request, "input", is_given=raw_input(request) not in missing)
     return request
 
 

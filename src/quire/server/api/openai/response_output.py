@@ -66,6 +66,9 @@ class OutputItems:
         self.items: list[replies.OutputItem] = []
         self.logprobs: list[ChatLogprob] = []
         self._is_open = False
+        # of the open item, joined when it is closed: to append each would copy what is there
+        self._texts: list[str] = []
+        self._scores: list[ChatLogprob] = []
 
     def add(self, event: Event) -> Iterator[replies.StreamEvent]:
         """The stream events of a part of the answer."""
@@ -84,7 +87,7 @@ class OutputItems:
             case ToolCallArguments(_, text):
                 item = self.items[-1]
                 assert isinstance(item, replies.OutputCall), "arguments follow their call"
-                item.arguments += text
+                self._texts.append(text)
                 yield replies.ArgumentsPiece(item_id=item.id, output_index=self._index, delta=text)
 
     @property
@@ -113,11 +116,11 @@ class OutputItems:
     ) -> Iterator[replies.StreamEvent]:
         item = self.items[-1]
         assert not isinstance(item, replies.OutputCall), "the item has just been opened"
-        item.content[0].text += text
+        self._texts.append(text)
         event = piece(item_id=item.id, output_index=self._index, delta=text)
         if isinstance(event, replies.TextPiece) and isinstance(item, replies.OutputMessage):
             event.logprobs, self.logprobs = self.logprobs, []
-            item.content[0].logprobs = item.content[0].logprobs + event.logprobs
+            self._scores += event.logprobs
         yield event
 
     def close(self, status: Status) -> Iterator[replies.StreamEvent]:
@@ -130,22 +133,23 @@ class OutputItems:
         self._is_open = False
         item, index = self.items[-1], self._index
         item.status = status
+        text, self._texts = "".join(self._texts), []
+        scores, self._scores = self._scores, []
         match item:
             case replies.OutputCall():
+                item.arguments = text
                 if arguments_of(item.arguments) is not None:
                     item.status = "completed"
                 yield replies.ArgumentsDone(
                     item_id=item.id, output_index=index, name=item.name, arguments=item.arguments
                 )
             case replies.OutputMessage():
+                item.content[0].text, item.content[0].logprobs = text, scores
                 yield replies.TextDone(
-                    item_id=item.id,
-                    output_index=index,
-                    text=item.content[0].text,
-                    logprobs=item.content[0].logprobs,
+                    item_id=item.id, output_index=index, text=text, logprobs=scores
                 )
             case replies.OutputReasoning():
-                text = item.content[0].text
+                item.content[0].text = text
                 yield replies.ReasoningDone(item_id=item.id, output_index=index, text=text)
         if not isinstance(item, replies.OutputCall):
             yield replies.PartDone(item_id=item.id, output_index=index, part=item.content[0])

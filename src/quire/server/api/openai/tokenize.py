@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from quire.engine.frontend.prompt_encoding import Encoding, counting, token_ids_of
-from quire.errors import invalid_value, one_of_two
+from quire.errors import invalid_value
 from quire.server.api.common import chat_request, conversation, route_rules
 from quire.server.api.common.model_route import LightReply, LightRoute, model_info_route
 from quire.server.api.common.tool_definitions import Tools
@@ -167,15 +167,12 @@ def _piece(token_id: int, tokenizer: Tokenizer) -> TokenPiece:
 
 
 def _tokens(request: TokenizeRequest, model: RegisteredModel) -> list[int]:
-    if (request.prompt is None) == (request.messages is None):
-        raise one_of_two("prompt", "messages", is_missing=request.prompt is None)
-    special = request.add_special_tokens
-    if request.prompt is not None:
-        for name in _CHAT_FIELDS:
-            if getattr(request, name) is not None:
-                raise invalid_value(name, "it belongs to messages, not to a prompt; remove it")
+    prompt, special = request.prompt, request.add_special_tokens
+    is_given = prompt is not None
+    chat_request.check_input(request, "prompt", is_given=is_given, chat_fields=_CHAT_FIELDS)
+    if prompt is not None:
         limits, tokenizer = counting(model.engine.info.limits), model.engine.tokenizer
-        return token_ids_of(request.prompt, tokenizer, limits, Encoding(special=special))
+        return token_ids_of(prompt, tokenizer, limits, Encoding(special=special))
     chat = chat_request.ChatRequest(
         **{name: getattr(request, name) for name in _CHAT_FIELDS}, add_special_tokens=special
     )
