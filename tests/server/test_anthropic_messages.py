@@ -350,3 +350,38 @@ def test_a_broken_stream_ends_with_an_error_event(app: Starlette, engine: FakeEn
     assert "secret" not in sent[-1]["error"]["message"]
     assert "message_stop" not in [event["type"] for event in sent]
     assert sent[-1]["request_id"]
+
+
+def test_what_is_for_anthropics_accounting_is_no_prompt(app: Starlette, engine: FakeEngine) -> None:
+    """Claude Code begins its system prompt with it, and the number differs between sessions."""
+    prompts = []
+    for number in "12":
+        billed = f"x-anthropic-billing-header: cc_version=2.1.{number}; cc_entrypoint=cli;"
+        blocks = [{"type": "text", "text": text} for text in (billed, "be kind")]
+        assert ask(app, system=blocks).status == 200
+        prompts.append(engine.last_prompt)
+    assert prompts == ["<system>be kind<user>hi<assistant>"] * 2
+    assert ask(app, system=blocks[:1]).status == 200
+    assert engine.last_prompt == "<user>hi<assistant>"
+
+
+def test_what_claude_code_sends_besides(speaking: FakeEngine) -> None:
+    """Long names of MCP tools, the scope of a cached prefix, what a tool search has found."""
+    app, name = build_app(speaking, ServerSettings()), "mcp__" + "a" * 123
+    cached = {"type": "ephemeral", "scope": "global", "ttl": "1h"}
+    system = [{"type": "text", "text": "be kind", "cache_control": cached}]
+    tools = [{"name": name, "input_schema": {"type": "object"}, "defer_loading": True}]
+    used = {"type": "tool_use", "id": "a", "name": "ToolSearch", "input": {"query": "x"}}
+    found = {"type": "tool_reference", "tool_name": name}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}, used]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "a", "content": [found]}],
+        },
+    ]
+    assert ask(app, system=system, tools=tools, messages=messages).status == 200
+    assert speaking.tokenizer.seen[0][-1]["content"] == name
+    refused = ask(app, tools=[tools[0] | {"name": name + "a"}])
+    assert refused.json()["error"]["message"].startswith("tools[0].name: must be 1 to 128 of")
