@@ -243,6 +243,16 @@ def test_max_tokens_may_exceed_the_context(
     assert [call["cut_to_context"] for call in engine.calls] == [True, True]
 
 
+def test_what_is_too_long_is_said_in_anthropics_words(app: Starlette, engine: FakeEngine) -> None:
+    """Claude Code shortens a conversation only when it reads them, by these numbers."""
+    most, text = engine.info.limits.max_model_len, "x" * 1500
+    error = ask(app, messages=[{"role": "user", "content": text}]).json()["error"]
+    size = len(f"<user>{text}<assistant>")
+    assert error["type"] == "invalid_request_error"
+    begin = f"prompt is too long: {size} tokens > {most - 1} maximum; messages: "
+    assert error["message"].startswith(begin)
+
+
 def test_blocks_have_no_null(speaking: FakeEngine) -> None:
     """Anthropic leaves a block's field out instead, and clients that check its types rely on it."""
     speaking.script = f"<think>a</think>b{CALL}"
@@ -301,7 +311,7 @@ def test_tokens_are_counted_without_the_model(app: Starlette, engine: FakeEngine
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name: "),
         ({"tool_choice": {"type": "any"}}, "tool_choice: "),
         ({"container": "x"}, "container: 'x' is not supported: clients run the tools"),
-        ({"messages": [USER | {"content": "a" * 5000}]}, "messages: "),
+        ({"messages": [USER | {"content": "a" * 5000}]}, "prompt is too long: 4032 tokens > 1023 "),
     ],
 )
 def test_refusals_in_anthropics_shape(app: Starlette, fields: dict[str, Any], words: str) -> None:

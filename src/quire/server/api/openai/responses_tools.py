@@ -71,6 +71,13 @@ TOOLS = (Annotated[list[AnyTool], msgspec.Meta(max_length=MAX_TOOLS)], None)  # 
 _decoder: msgspec.json.Decoder[AnyTool] = msgspec.json.Decoder(AnyTool)
 
 
+class _Kind(msgspec.Struct):
+    type: str
+
+
+_kind_decoder = msgspec.json.Decoder(_Kind)
+
+
 class CalledTool(msgspec.Struct, frozen=True):
     """A tool as the request names it. is_custom: its input is a text."""
 
@@ -147,9 +154,10 @@ def input_of(arguments: str) -> str:
 
 def _kind_of(raw: msgspec.Raw) -> str:
     """A tool's type; empty if it has none."""
-    found = msgspec.json.decode(raw)
-    kind = found.get("type") if isinstance(found, dict) else None
-    return kind if isinstance(kind, str) else ""
+    try:
+        return _kind_decoder.decode(raw).type
+    except (msgspec.MsgspecError, RecursionError):
+        return ""
 
 
 def _functions_of(tool: AnyTool, where: str) -> Iterator[tuple[str, CalledTool, Tool]]:
