@@ -137,6 +137,18 @@ def test_a_named_tool_is_called_exactly_once(speaking: FakeEngine, stream: bool)
     assert reply.body.decode().count("toolu_") == 1
 
 
+def test_the_signature_of_thoughts_is_an_event(speaking: FakeEngine) -> None:
+    """Vercel's AI SDK sends back only thoughts for which it came, and drops others."""
+    speaking.script = "<think>hm</think>Well."
+    app = build_app(speaking, ServerSettings())
+    deltas = [
+        e["delta"] for e in events(ask(app, stream=True)) if e["type"].endswith("block_delta")
+    ]
+    last = max(i for i, delta in enumerate(deltas) if delta["type"] == "thinking_delta")
+    assert deltas[last + 1] == {"type": "signature_delta", "signature": ""}
+    assert len([delta for delta in deltas if "signature" in delta]) == 1
+
+
 def test_blocks_come_in_the_order_in_which_they_were_written(speaking: FakeEngine) -> None:
     app = build_app(speaking, ServerSettings())
     speaking.script = f"Look: {CALL} and then {CALL} done"
