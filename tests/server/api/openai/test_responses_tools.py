@@ -157,6 +157,21 @@ def test_references_to_what_is_not_there(engine: FakeEngine) -> None:
         assert reply.error["message"].endswith("send the item itself.")
 
 
+def test_references_have_a_bound_in_bytes(engine: FakeEngine) -> None:
+    """A body of some kilobytes could otherwise ask for gigabytes."""
+    app = build_app(engine, ServerSettings(response_store_bytes=4096))
+    (item,) = ask(app).json()["output"]
+    reply = ask(app, input=[{"type": "item_reference", "id": item["id"]}] * 100)
+    assert (reply.status, reply.error["param"]) == (400, "input")
+    assert reply.error["message"].endswith("have more than 4096 bytes in all; send fewer")
+
+
+def test_a_references_type_may_have_escapes(app: Starlette) -> None:
+    (item,) = ask(app).json()["output"]
+    body = b'{"input": [{"type": "item\\u005freference", "id": "%s"}]}' % item["id"].encode()
+    assert call(app, "/v1/responses", body).status == 200
+
+
 def test_reasoning_of_another_service_is_taken(app: Starlette, engine: FakeEngine) -> None:
     """A conversation that was begun with OpenAI's models goes on here."""
     summary = [{"type": "summary_text", "text": "hm"}]

@@ -7,6 +7,7 @@ of Mistral, Llama 2 and Gemma refuse that, and Gemma's any system message.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from quire.errors import TemplateRefusalError
@@ -56,11 +57,9 @@ def _alternatives(messages: Sequence[ChatMessage]) -> Iterator[tuple[list[ChatMe
 def _merged(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """The messages, those of the user in a row as one."""
     found: list[ChatMessage] = []
-    for message in messages:
-        if message["role"] == "user" and found and found[-1]["role"] == "user":
-            found[-1:] = _joined([found[-1], message], "user")
-        else:
-            found.append(message)
+    for is_user, group in groupby(messages, lambda message: message["role"] == "user"):
+        run = list(group)
+        found += _joined(run, "user") if is_user else run
     return found
 
 

@@ -67,12 +67,16 @@ def _resolve_references(store: ResponseStore, request: ResponsesRequest, tenant:
         return 0
     found, num_bytes = dict[str, list[msgspec.Raw]](), 0
     for index, raw in enumerate(items):
-        if b"item_reference" not in bytes(raw):
+        data = bytes(raw)
+        if b"item_reference" not in data and b"\\u00" not in data:  # which may be letters of it
             continue
         where = f"input[{index}]"
         if isinstance(item := read_item(raw, where), ItemReference):
             items[index] = resolved = _referred(store, item.id, tenant, found, f"{where}.id")
             num_bytes += len(bytes(resolved))
+            if num_bytes > store.max_each:  # one item may be referred to many times
+                problem = f"items that it refers to have more than {store.max_each} bytes in all"
+                raise invalid_value("input", f"{problem}; send fewer", where=where)
     return num_bytes
 
 
