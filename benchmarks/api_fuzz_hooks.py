@@ -43,7 +43,7 @@ RULES = {
     "max_tokens": r"^max_tokens: (0|must be at least 1)",
     "other fields": r"^(max_completion_tokens: it differs|top_logprobs: it needs)|prompts with n=",
     "priority": r"^priority",
-    "stored": r"^Previous response with id",
+    "stored": r"^Previous response with id|Item with id '.*' not found",
     "truncation": r"^truncate_prompt_tokens",
     "roles": r"last one is the assistant|only (the (assistant|user) has this|tools have|text; rem)",
     "continued": r"last one has no text",

@@ -115,6 +115,10 @@ def one_of_two(field: str, other: str, *, is_missing: bool) -> InvalidRequestErr
     return invalid_value(field, f"must be sent without {other}, or {other} without it")
 
 
+class TemplateRefusalError(InvalidRequestError):
+    """A conversation that the model's chat template refuses in its own words."""
+
+
 class ContextLengthError(InvalidRequestError):
     """Prompt and answer together can never fit the model's context or the KV cache.
 

@@ -137,6 +137,18 @@ def test_a_named_tool_is_called_exactly_once(speaking: FakeEngine, stream: bool)
     assert reply.body.decode().count("toolu_") == 1
 
 
+def test_the_signature_of_thoughts_is_an_event(speaking: FakeEngine) -> None:
+    """Vercel's AI SDK sends back only thoughts for which it came, and drops others."""
+    speaking.script = "<think>hm</think>Well."
+    app = build_app(speaking, ServerSettings())
+    deltas = [
+        e["delta"] for e in events(ask(app, stream=True)) if e["type"].endswith("block_delta")
+    ]
+    last = max(i for i, delta in enumerate(deltas) if delta["type"] == "thinking_delta")
+    assert deltas[last + 1] == {"type": "signature_delta", "signature": ""}
+    assert len([delta for delta in deltas if "signature" in delta]) == 1
+
+
 def test_blocks_come_in_the_order_in_which_they_were_written(speaking: FakeEngine) -> None:
     app = build_app(speaking, ServerSettings())
     speaking.script = f"Look: {CALL} and then {CALL} done"
@@ -243,6 +255,16 @@ def test_max_tokens_may_exceed_the_context(
     assert [call["cut_to_context"] for call in engine.calls] == [True, True]
 
 
+def test_what_is_too_long_is_said_in_anthropics_words(app: Starlette, engine: FakeEngine) -> None:
+    """Claude Code shortens a conversation only when it reads them, by these numbers."""
+    most, text = engine.info.limits.max_model_len, "x" * 1500
+    error = ask(app, messages=[{"role": "user", "content": text}]).json()["error"]
+    size = len(f"<user>{text}<assistant>")
+    assert error["type"] == "invalid_request_error"
+    begin = f"prompt is too long: {size} tokens > {most - 1} maximum; messages: "
+    assert error["message"].startswith(begin)
+
+
 def test_blocks_have_no_null(speaking: FakeEngine) -> None:
     """Anthropic leaves a block's field out instead, and clients that check its types rely on it."""
     speaking.script = f"<think>a</think>b{CALL}"
@@ -301,7 +323,7 @@ def test_tokens_are_counted_without_the_model(app: Starlette, engine: FakeEngine
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name: "),
         ({"tool_choice": {"type": "any"}}, "tool_choice: "),
         ({"container": "x"}, "container: 'x' is not supported: clients run the tools"),
-        ({"messages": [USER | {"content": "a" * 5000}]}, "messages: "),
+        ({"messages": [USER | {"content": "a" * 5000}]}, "prompt is too long: 4032 tokens > 1023 "),
     ],
 )
 def test_refusals_in_anthropics_shape(app: Starlette, fields: dict[str, Any], words: str) -> None:
@@ -350,3 +372,38 @@ def test_a_broken_stream_ends_with_an_error_event(app: Starlette, engine: FakeEn
     assert "secret" not in sent[-1]["error"]["message"]
     assert "message_stop" not in [event["type"] for event in sent]
     assert sent[-1]["request_id"]
+
+
+def test_what_is_for_anthropics_accounting_is_no_prompt(app: Starlette, engine: FakeEngine) -> None:
+    """Claude Code begins its system prompt with it, and the number differs between sessions."""
+    prompts = []
+    for number in "12":
+        billed = f"x-anthropic-billing-header: cc_version=2.1.{number}; cc_entrypoint=cli;"
+        blocks = [{"type": "text", "text": text} for text in (billed, "be kind")]
+        assert ask(app, system=blocks).status == 200
+        prompts.append(engine.last_prompt)
+    assert prompts == ["<system>be kind<user>hi<assistant>"] * 2
+    assert ask(app, system=blocks[:1]).status == 200
+    assert engine.last_prompt == "<user>hi<assistant>"
+
+
+def test_what_claude_code_sends_besides(speaking: FakeEngine) -> None:
+    """Long names of MCP tools, the scope of a cached prefix, what a tool search has found."""
+    app, name = build_app(speaking, ServerSettings()), "mcp__" + "a" * 123
+    cached = {"type": "ephemeral", "scope": "global", "ttl": "1h"}
+    system = [{"type": "text", "text": "be kind", "cache_control": cached}]
+    tools = [{"name": name, "input_schema": {"type": "object"}, "defer_loading": True}]
+    used = {"type": "tool_use", "id": "a", "name": "ToolSearch", "input": {"query": "x"}}
+    found = {"type": "tool_reference", "tool_name": name}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}, used]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "a", "content": [found]}],
+        },
+    ]
+    assert ask(app, system=system, tools=tools, messages=messages).status == 200
+    assert speaking.tokenizer.seen[0][-1]["content"] == name
+    refused = ask(app, tools=[tools[0] | {"name": name + "a"}])
+    assert refused.json()["error"]["message"].startswith("tools[0].name: must be 1 to 128 of")

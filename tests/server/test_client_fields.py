@@ -27,7 +27,12 @@ from quire.server.api.common import (
     chat_request,
     tool_definitions,
 )
-from quire.server.api.openai import completions_request, embeddings_request, responses_request
+from quire.server.api.openai import (
+    completions_request,
+    embeddings_request,
+    responses_request,
+    responses_tools,
+)
 from quire.server.http.request_body import SCOPES, RequestBody
 
 ROUTES: list[tuple[type[Any], type[RequestBody]]] = [
@@ -88,19 +93,27 @@ INNER: list[tuple[type[Any], tuple[Any, ...]]] = [
     (openai_chat.ChatCompletionContentPartTextParam, PART),
     (openai_chat.ChatCompletionMessageFunctionToolCallParam, (chat_messages.ToolCall,)),
     (shared_params.FunctionDefinition, (tool_definitions.Function,)),
-    (openai_responses.FunctionToolParam, (responses_request.ResponsesTool, *LATER)),
+    (openai_responses.FunctionToolParam, (responses_tools.ResponsesTool, *LATER)),
+    (openai_responses.CustomToolParam, (responses_tools.CustomTool, "async")),
+    (openai_responses.NamespaceToolParam, (responses_tools.NamespaceTool,)),
     (openai_responses.EasyInputMessageParam, (responses_request.InputMessage,)),
     (openai_responses.ResponseOutputMessageParam, (responses_request.InputMessage,)),
     (openai_responses.ResponseInputTextParam, (responses_request.InputPart,)),
     (openai_responses.ResponseOutputTextParam, (responses_request.InputPart,)),
     (
         openai_responses.ResponseFunctionToolCallParam,
-        (responses_request.InputCall, "namespace", "async"),
+        (responses_request.InputCall, "async"),
     ),
     (
-        response_input_item_param.FunctionCallOutput,
-        (responses_request.InputResult, "namespace"),
+        openai_responses.ResponseCustomToolCallParam,
+        (responses_request.InputCustomCall, "async"),
     ),
+    (response_input_item_param.FunctionCallOutput, (responses_request.InputResult,)),
+    (
+        openai_responses.ResponseCustomToolCallOutputParam,
+        (responses_request.InputCustomResult,),
+    ),
+    (response_input_item_param.ItemReference, (responses_request.ItemReference,)),
     (openai_responses.ResponseReasoningItemParam, (responses_request.InputReasoning,)),
 ]
 

@@ -486,6 +486,20 @@ def test_a_kind_of_message_asks_for_nothing(app: Starlette) -> None:
     assert text == "messages[0].type: is not supported: send parts with a type as its content"
 
 
+def test_what_litellm_keeps_of_an_answer_is_taken_back(app: Starlette) -> None:
+    """Agents built on it send a message back with all that it knows of the answer."""
+    answer = {"role": "assistant", "content": "a", "reasoning_content": "b",
+              "provider_specific_fields": {"reasoning": "b", "refusal": None}}  # fmt: skip
+    messages = [*MESSAGES, answer, *MESSAGES]
+    reply = post(app, "/v1/chat/completions", {"messages": messages})
+    assert reply.status == 200
+
+
+def test_what_codex_says_of_itself_has_no_effect(app: Starlette) -> None:
+    reply = call(app, "/v1/responses", {"input": "hi", "client_metadata": {"turn": "x"}})
+    assert reply.headers["x-quire-no-effect"].startswith("client_metadata has no effect: ")
+
+
 def test_what_tabby_sends_to_llama_cpp(app: Starlette, engine: FakeEngine) -> None:
     fields = {"seed": 1, "prompt": "a", "n_predict": 4, "temperature": 0.1, "stream": True,
               "penalty_last_n": 0, "presence_penalty": 0.5}  # fmt: skip

@@ -233,11 +233,11 @@ def messages_streamed(events: list[Any]) -> Any:
             case "content_block_delta":
                 assert event["index"] == opened
                 (name,) = event["delta"].keys() - {"type"}
+                if name == "signature":  # of all before it
+                    blocks[-1][name] = event["delta"][name]
+                    continue
                 text += event["delta"][name]
-                if name != "partial_json":
-                    blocks[-1][name] = text
-                else:
-                    blocks[-1]["json"] = text
+                blocks[-1]["json" if name == "partial_json" else name] = text
             case "content_block_stop":
                 assert event["index"] == opened
                 opened = None

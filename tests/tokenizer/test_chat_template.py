@@ -211,6 +211,26 @@ def test_the_templates_own_refusal(folders: dict[str, Path]) -> None:
     assert caught.value.param == "messages"
 
 
+def test_a_developer_is_the_system_to_templates_that_do_not_know_it(
+    folders: dict[str, Path],
+) -> None:
+    """Qwen's and Phi's drop such a message in silence; agents send their instructions in it."""
+    plain, said = Tokenizer.from_folder(folders["gpt2"]), {"role": "developer", "content": "Obey."}
+    knowing = (
+        "{% for m in messages %}{{ m.role + ('!' if m.role == 'developer' else '') }}{% endfor %}"
+    )
+    for name, shown in {
+        **dict.fromkeys(("qwen", "phi3", "llama3", "mistral"), "Obey."),
+        "": "!",
+    }.items():
+        source = {"default": ("here", TEMPLATES[name] if name else knowing)}
+        tokenizer = Tokenizer(plain._backend, names={"bos_token": "<s>"}, templates=source)
+        rendered = tokenizer.render_chat([said, USER])
+        assert shown in rendered
+        assert ("developer" in rendered) == (not name)
+        assert name in ("", "mistral") or "system" in rendered
+
+
 def test_no_template(gpt2: Tokenizer) -> None:
     assert not gpt2.has_chat_template
     with pytest.raises(

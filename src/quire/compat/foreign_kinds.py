@@ -17,7 +17,7 @@ _WHY = {
     _FILES: "document search_result file input_file container_upload",
     _OWN_TOOLS: (
         "web_search web_search_preview web_search_tool_result server_tool_use code_interpreter"
-        " code_execution file_search computer_call mcp mcp_call image_generation"
+        " code_execution file_search computer_call mcp mcp_call image_generation tool_search"
     ),
     _SCHEMA: (
         "local_shell shell apply_patch custom bash text_editor memory computer computer_use_preview"
@@ -28,5 +28,14 @@ _REASONS = {kind: why for why, kinds in _WHY.items() for kind in kinds.split()}
 
 def why_not(kind: str) -> str:
     """The reason why a kind is refused, after "; "; empty for an unknown one. Dates are ignored."""
-    why = _REASONS.get(kind.rstrip("0123456789_"))
+    why = _reason(kind)
     return f"; {why}" if why else ""
+
+
+def is_run_by_servers(kind: str) -> bool:
+    """Whether such a tool is run by the servers of the API that has it. Dates are ignored."""
+    return _reason(kind) == _OWN_TOOLS
+
+
+def _reason(kind: str) -> str | None:
+    return _REASONS.get(kind.rstrip("0123456789_"))

@@ -30,6 +30,7 @@ REQUEST_NAMES: tuple[ForeignName, ...] = (
     no_effect("store", _AI, _STORED),
     no_effect("prediction", _AI, say.ONE_TOKEN),
     no_effect("metadata", _AI, "only chats and responses repeat it"),
+    no_effect("client_metadata", _AI, "it is about the client alone"),
     no_effect("service_tier", "OpenAI, Anthropic", _TIER),
     no_effect("speed", _ANT, _TIER),
     no_effect("inference_geo", _ANT, "a request is answered by this server"),

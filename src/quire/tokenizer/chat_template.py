@@ -16,7 +16,7 @@ from typing import Any
 import jinja2
 
 from quire.background import TooLongError, is_hurried
-from quire.errors import CheckpointError, invalid_value, warn_no_effect
+from quire.errors import CheckpointError, TemplateRefusalError, invalid_value, warn_no_effect
 from quire.tokenizer.conversation_input import (
     END_MARK,
     TextMap,
@@ -86,8 +86,8 @@ class ChatTemplate:
         continue_final_message: end within the last message, for an answer that goes on from it.
         options: further values for the template, under names that it reads (`option_names`).
         map_text: applied to each string from the caller except roles.
-        Raises InvalidRequestError, also with the words of the template's own `raise_exception`,
-        and TooLongError on an event loop (background.py).
+        Raises InvalidRequestError, TemplateRefusalError with the words of the template's own
+        `raise_exception`, and TooLongError on an event loop (background.py).
         """
         options = self._read_options(options) if options else {}
         if type(add_generation_prompt) is not bool:
@@ -143,7 +143,8 @@ class ChatTemplate:
         except jinja2.UndefinedError as error:
             problem = f"the model's chat template needs a value that is missing ({error}); send it"
         except jinja2.TemplateError as error:
-            problem = f"the model's chat template refuses them: {error}"
+            text = f"messages: the model's chat template refuses them: {error}"
+            raise TemplateRefusalError(text, param="messages") from None
         except Exception as error:  # a template is foreign code and can fail in any way
             problem = (
                 f"the model's chat template fails on them ({type(error).__name__}: {error}); send "

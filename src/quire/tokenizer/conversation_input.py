@@ -54,11 +54,14 @@ def prepare_messages(
 ) -> list[dict[str, Any]]:
     """Messages as templates read them, `map_text` applied to each string but the role.
 
-    names: keys that messages may have besides the usual ones, as the template may read them.
+    names: the words of the template, among them the keys that messages may have besides the usual
+    ones.
 
-    As `transformers` does, keys whose value is null are dropped and a message's reasoning is given
-    under each name that templates use. Content parts of type text are joined by line ends, as vLLM
-    and llama.cpp do; arguments of tool calls, JSON in OpenAI's form, become objects.
+    The role developer becomes system where the template does not know it: most would drop the
+    message in silence. As `transformers` does, keys whose value is null are dropped and a message's
+    reasoning is given under each name that templates use. Content parts of type text are joined by
+    line ends, as vLLM and llama.cpp do; arguments of tool calls, JSON in OpenAI's form, become
+    objects.
     Raises InvalidRequestError (param "messages").
     """
     if not isinstance(messages, list | tuple) or not messages:
@@ -72,7 +75,7 @@ def _prepare(message: Any, where: str, map_text: TextMap, names: Collection[str]
     if message.keys() == _PLAIN_KEYS and type(message["content"]) is str:  # as most are
         check_text(message["content"], "messages")
         return {
-            "role": _checked_role(message["role"], where),
+            "role": _checked_role(message["role"], where, names),
             "content": map_text(message["content"]),
         }
     message = {
@@ -83,7 +86,7 @@ def _prepare(message: Any, where: str, map_text: TextMap, names: Collection[str]
     for key in message:
         if key not in _KEYS and key not in names:
             _refuse_key(key, where)
-    role = _checked_role(message.get("role"), where)
+    role = _checked_role(message.get("role"), where, names)
     if "content" in message:
         message["content"] = _joined(message["content"], f"{where}.content")
     elif role != "assistant":  # whose message may be tool calls alone
@@ -106,14 +109,15 @@ def _is_empty(value: Any) -> bool:
     return isinstance(value, str | list | dict | int | float) and not value
 
 
-def _checked_role(role: Any, where: str) -> Any:
+def _checked_role(role: Any, where: str, names: Collection[str]) -> Any:
+    """The role as the template knows it."""
     if not isinstance(role, str) or role not in ROLES:
         raise invalid_value(
             "messages",
             f"must be one of {', '.join(ROLES)}, not {role!r:.64}",
             where=f"{where}.role",
         )
-    return role
+    return "system" if role == "developer" and role not in names else role
 
 
 def _refuse_key(key: Any, where: str) -> NoReturn:

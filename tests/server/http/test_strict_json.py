@@ -244,12 +244,12 @@ def test_any_bytes_are_answered(body: bytes) -> None:
         (
             "responses",
             {"input": "a", "tools": [{"type": "web_search_20250305"}]},
-            "function, not 'web_search_20250305'; clients run the tools; leave it out, or send",
+            "namespace, not 'web_search_20250305'; clients run the tools; leave it out, or send",
         ),
         (
             "responses",
-            {"input": "a", "tools": [{"type": "custom", "name": "apply_patch"}]},
-            "function, not 'custom'; models learn a tool from its schema; send it as a function",
+            {"input": "a", "tools": [{"type": "local_shell"}]},
+            "function, custom or namespace, not 'local_shell'; models learn a tool from its schema",
         ),
         (
             "messages",
@@ -259,7 +259,7 @@ def test_any_bytes_are_answered(body: bytes) -> None:
         (
             "responses",
             {"input": "a", "tools": [{"type": "function", "name": "a b"}]},
-            "1 to 64 of the characters a-zA-Z0-9_.-",
+            "1 to 128 of the characters a-zA-Z0-9_.-",
         ),
         (
             "embeddings",

@@ -140,7 +140,16 @@ class AnthropicError(msgspec.Struct, tag_field="type", tag="error"):
         """This failure in Anthropic's format; its type follows from the status."""
         kind = _ANTHROPIC_KINDS.get(reply.status, INVALID_REQUEST)
         details = _NO_THREADS if reply.error.param == "thread" else UNSET
-        return cls(AnthropicErrorBody(kind, reply.error.message, details), reply.request_id)
+        message = _too_long(reply.error) + reply.error.message
+        return cls(AnthropicErrorBody(kind, message, details), reply.request_id)
+
+
+def _too_long(error: ErrorBody) -> str:
+    """The words by which Anthropic's clients know that a conversation has to be shortened."""
+    prompt, context = error.n_prompt_tokens, error.n_ctx
+    if prompt is UNSET or context is UNSET or prompt < context:
+        return ""
+    return f"prompt is too long: {prompt} tokens > {context - 1} maximum; "
 
 
 # Our own ASGI extension: the message http.response.start may contain the body of the response.

@@ -322,13 +322,16 @@ def test_models(app: Starlette) -> None:
     assert loaded["size"] == loaded["size_vram"] == 0
     shown = call(app, "/api/show", {"model": "fake:latest"}).json()
     assert shown["modelfile"] == "FROM /models/fake.gguf\n"
-    assert "completion" in shown["capabilities"]
+    # a model that has "embedding" is taken for one that does not generate
+    assert shown["capabilities"] == ["completion"]
+    assert shown["model_info"]["general.basename"] == "fake", "the name that Copilot shows"
     assert call(app, "/api/show", {"name": "fake"}).json() == shown
     long = call(app, "/api/show", {"verbose": True})
     assert long.headers["x-quire-no-effect"].startswith("verbose has no effect: ")
     assert call(app, "/api/show", {"name": "other"}).status == 404
     assert call(app, "/api/show", {"model": "other"}).status == 404
-    assert call(app, "/api/version").json()["version"]
+    version = call(app, "/api/version").json()["version"]
+    assert tuple(map(int, version.split("."))) >= (0, 6, 4), "Copilot refuses older ones"
 
 
 @pytest.mark.parametrize(

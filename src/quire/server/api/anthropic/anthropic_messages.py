@@ -153,9 +153,12 @@ class MessagesFormatter(ReplyFormatter):
             yield replies.Ping()  # where Anthropic's own API sends one
 
     def _close(self) -> Iterator[msgspec.Struct]:
-        if self._kind is not None:
-            self._kind = None
-            yield replies.BlockStop(self._index)
+        if self._kind is None:
+            return
+        if self._kind is ThinkingBlock:  # some clients send back only what was signed
+            yield replies.BlockDelta(self._index, replies.SignaturePiece(""))
+        self._kind = None
+        yield replies.BlockStop(self._index)
 
     def _stop_of(self, output: CompletionOutput) -> replies.Stop:
         if isinstance(output.stop_reason, str):

@@ -71,6 +71,12 @@ class ThinkingPiece(msgspec.Struct, tag_field="type", tag="thinking_delta"):
     thinking: str
 
 
+class SignaturePiece(msgspec.Struct, tag_field="type", tag="signature_delta"):
+    """The signature of a thinking block, always empty, before its end."""
+
+    signature: str
+
+
 class InputPiece(msgspec.Struct, tag_field="type", tag="input_json_delta"):
     """More of a call's input, as the text of a JSON object."""
 
@@ -81,7 +87,7 @@ class BlockDelta(msgspec.Struct, tag_field="type", tag="content_block_delta"):
     """Stream event: the next part of a content block."""
 
     index: int
-    delta: TextPiece | ThinkingPiece | InputPiece
+    delta: TextPiece | ThinkingPiece | SignaturePiece | InputPiece
 
 
 class BlockStop(msgspec.Struct, tag_field="type", tag="content_block_stop"):

@@ -24,6 +24,7 @@ class CacheControl(Strict):
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
+    scope: ShortText | None = None
 
 
 Cached = CacheControl | None | UnsetType
@@ -53,6 +54,12 @@ class ThinkingBlock(Strict, tag_field="type", tag="thinking"):
     signature: str = ""
 
 
+class RedactedThinkingBlock(Strict, tag_field="type", tag="redacted_thinking"):
+    """Reasoning that only another service can read. It is left out of the prompt."""
+
+    data: str
+
+
 class ToolUseBlock(Strict, tag_field="type", tag="tool_use"):
     """A content block with a tool call. caller: not sent, since some clients refuse null there."""
 
@@ -63,16 +70,23 @@ class ToolUseBlock(Strict, tag_field="type", tag="tool_use"):
     cache_control: Cached = UNSET
 
 
+class ToolReferenceBlock(Strict, tag_field="type", tag="tool_reference"):
+    """A tool that a search has found: its name, as the model sees all tools from the start."""
+
+    tool_name: FunctionName
+    cache_control: Cached = UNSET
+
+
 class ToolResultBlock(Strict, tag_field="type", tag="tool_result"):
     """The result of a call. is_error: puts the word Error in front of the content."""
 
     tool_use_id: ShortText
-    content: str | list[PlainText] | None = None
+    content: str | list[TextBlock | ToolReferenceBlock] | None = None
     is_error: bool | None = None
     cache_control: Cached = UNSET
 
 
-Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 class InputMessage(Strict):

@@ -13,9 +13,11 @@ from quire.server.api.anthropic.messages_request import (
     MessagesRequest,
     MessagesToolChoice,
     PlainText,
+    RedactedThinkingBlock,
     TextBlock,
     Thinking,
     ThinkingBlock,
+    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
@@ -25,6 +27,8 @@ from quire.server.api.common.response_format import JsonSchema, JsonSchemaFormat
 from quire.server.api.common.tool_definitions import ALL_ARE_SHOWN, NamedChoice, Tool, ToolChoice
 from quire.server.http.field_names import Origins
 from quire.server.model_registry import RegisteredModel
+
+_ACCOUNTING = "x-anthropic-billing-header:"
 
 
 def to_chat(request: CountRequest, model: RegisteredModel) -> ChatRequest:
@@ -91,8 +95,8 @@ def _continues(last: Message) -> bool:
 def _messages(request: CountRequest, origins: Origins) -> list[Message]:
     """The conversation. origins: is filled with the paths of its messages."""
     found: list[Message] = []
-    if request.system:
-        found.append(Message(role="system", content=_text(request.system)))
+    if system := _system_text(request.system):
+        found.append(Message(role="system", content=system))
     for index, message in enumerate(request.messages):
         where, begin = f"messages[{index}].content", len(found)
         if isinstance(message.content, str):
@@ -105,6 +109,17 @@ def _messages(request: CountRequest, origins: Origins) -> list[Message]:
             found += _user(message.content, where)
         origins |= {f"messages[{each}]": where for each in range(begin, len(found))}
     return found
+
+
+def _system_text(system: str | Sequence[PlainText] | None) -> str:
+    """The text of the field `system`, less what is for Anthropic's accounting.
+
+    Claude Code sends that as the first block. It differs between sessions, so that no prefix would
+    be found in the cache.
+    """
+    if system is None or isinstance(system, str):
+        return system or ""
+    return _text([block for block in system if not block.text.startswith(_ACCOUNTING)])
 
 
 def _system(blocks: Sequence[Block], where: str) -> Message:
@@ -151,6 +166,8 @@ def _assistant(blocks: Sequence[Block], where: str) -> Message:
                 texts.append(TextPart(type="text", text=block.text))
             case ThinkingBlock():
                 message.reasoning_content = (message.reasoning_content or "") + block.thinking
+            case RedactedThinkingBlock():
+                pass
             case ToolUseBlock():
                 arguments = msgspec.json.encode(block.input).decode()
                 calls.append(ToolCall.of(block.id, block.name, arguments))
@@ -160,8 +177,13 @@ def _assistant(blocks: Sequence[Block], where: str) -> Message:
     return message
 
 
-def _text(content: str | list[PlainText]) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+def _text(content: str | Sequence[PlainText | TextBlock | ToolReferenceBlock]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(
+        block.tool_name if isinstance(block, ToolReferenceBlock) else block.text
+        for block in content
+    )
 
 
 def _choice(choice: MessagesToolChoice | None) -> ToolChoice | None:

@@ -82,6 +82,7 @@ class Message(Strict):
 
     tool_calls and reasoning (under either name) are the assistant's. tool_call_id: of the call
     that a tool's message answers. Only the assistant may leave the content out.
+    provider_specific_fields: what litellm keeps of an answer besides; without effect.
     """
 
     # an official client sends an assistant's message back with most of these, empty
@@ -103,6 +104,7 @@ class Message(Strict):
     tool_call_id: ShortText | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    provider_specific_fields: dict[str, Any] | None = None
 
 
 def check_message(message: Message, path: str) -> None:

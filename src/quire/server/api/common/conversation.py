@@ -21,6 +21,7 @@ from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.generation_job import Job, make_job
 from quire.server.api.common.generation_request import take_defaults
 from quire.server.api.common.logprob_formats import ChatLogprobs, chat_logprobs, num_shown
+from quire.server.api.common.merged_messages import render_accepted
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.tool_definitions import ToolUse, tool_use
 from quire.server.api.common.usage import CompletionTokensDetails, Usage
@@ -193,14 +194,19 @@ def _rendered(request: ChatRequest, use: ToolUse, model: RegisteredModel, names:
     given, effort = request.chat_template_kwargs or {}, request.reasoning_effort
     variables, unused = requested_variables(given, effort, tokenizer.chat_variables)
     request.note_no_effect(*(f"{names.own(n)} has no effect: {why}" for n, why in unused.items()))
+    render = partial(
+        tokenizer.chat_prompt,
+        tools=use.for_template(),
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=bool(request.continue_final_message),
+        **{**model.template_defaults, **variables},
+    )
     with request.origins:
-        return tokenizer.chat_prompt(
-            [for_template(message, fit_id) for message in request.messages],
-            tools=use.for_template(),
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=bool(request.continue_final_message),
-            **{**model.template_defaults, **variables},
-        )
+        messages = [for_template(message, fit_id) for message in request.messages]
+        prompt, note = render_accepted(render, messages)
+    if note is not None:
+        request.note_no_effect(note)
+    return prompt
 
 
 def _parser_config(

@@ -22,7 +22,9 @@ MAX_SCHEMA_DEPTH = 32  # of nested lists and objects
 _CACHED = {"type": "ephemeral"}
 CACHE_CONTROL = (None, _CACHED, *({**_CACHED, "ttl": time} for time in ("5m", "1h")))
 
-FunctionName = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
+FunctionName = Annotated[
+    str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,128}\Z")
+]  # as in Anthropic's API
 AllowedMode = Literal["auto", "required"]
 ALL_ARE_SHOWN = "defer_loading of tools has no effect: the model sees all of them"
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}

@@ -20,8 +20,9 @@ from quire.server.http.http_errors import HttpError
 from quire.server.http.openapi_entry import ApiRoute, JsonResponse, OpenApiEntry, PostEntry
 from quire.server.http.request_body import RequestBody, read_body
 from quire.server.model_registry import ModelEntry, ModelRegistry, RegisteredModel
-from quire.version import __version__
 
+# Of Ollama's API as it is here: clients refuse older versions. 0.14 has /v1/messages.
+OLLAMA_VERSION = "0.14.2"
 _STARTED = datetime.fromtimestamp(int(time.time()), UTC)
 _NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 
@@ -62,7 +63,7 @@ class TaggedModels(msgspec.Struct, kw_only=True):
 
 
 class OllamaVersion(msgspec.Struct):
-    """Quire's version."""
+    """The version of Ollama whose API this is."""
 
     version: str
 
@@ -99,7 +100,12 @@ class OllamaModels:
         return [
             _route("/api/tags", "The models of this server", TaggedModels, self._tags),
             _route("/api/ps", "The models in memory", TaggedModels, self._loaded),
-            _route("/api/version", "The server's version", OllamaVersion, self._version),
+            _route(
+                "/api/version",
+                "The version of Ollama whose API this is",
+                OllamaVersion,
+                self._version,
+            ),
         ]
 
     async def _tags(self, _request: Request) -> Response:
@@ -118,7 +124,7 @@ class OllamaModels:
         return JsonResponse(TaggedModels(models=found))
 
     async def _version(self, _request: Request) -> Response:
-        return JsonResponse(OllamaVersion(__version__))
+        return JsonResponse(OllamaVersion(OLLAMA_VERSION))
 
     def _tagged(self, name: str, entry: ModelEntry) -> TaggedModel:
         return TaggedModel(
@@ -179,10 +185,12 @@ def show(data: bytes, models: ModelRegistry) -> LightReply:
         details=_details(model),
         model_info={
             "general.architecture": "quire",
+            "general.basename": model.name,
             "quire.context_length": info.limits.max_model_len,
             "quire.vocab_size": info.limits.vocab_size,
         },
-        capabilities=["completion", "embedding", *extra],
+        # without "embedding", by which clients know a model that does nothing else
+        capabilities=["completion", *extra],
         modified_at=_STARTED,
     )
     return LightReply(shown, request.no_effect)

@@ -9,10 +9,11 @@ import msgspec
 from quire.server.api.common import chat_request, conversation, route_rules
 from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.model_route import LightReply, LightRoute
-from quire.server.api.openai.response_items import previous_items
+from quire.server.api.openai.response_items import stored_items
 from quire.server.api.openai.response_store import ResponseStore
 from quire.server.api.openai.responses_request import ResponsesRequest
 from quire.server.api.openai.responses_to_chat import NAMES, to_chat
+from quire.server.api.openai.responses_tools import read_tools
 from quire.server.http.field_names import SAME, FieldNames
 from quire.server.http.openapi_entry import PostEntry
 from quire.server.http.request_body import read_body
@@ -39,8 +40,8 @@ def count_response(
     Raises InvalidRequestError.
     """
     request = read_body(data, ResponsesRequest)
-    previous = previous_items(store, request, tenant)
-    return _counted(to_chat(request, previous.items), models, NAMES)
+    tools, previous = read_tools(request.tools or ()), stored_items(store, request, tenant)
+    return _counted(to_chat(request, tools, previous.items), models, NAMES.joined(tools.names))
 
 
 def _counted(chat: ChatRequest, models: ModelRegistry, names: FieldNames = SAME) -> LightReply:

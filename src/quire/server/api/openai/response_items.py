@@ -11,10 +11,17 @@ from quire.errors import InvalidRequestError, invalid_value
 from quire.server.api.common.chat_request import MAX_MESSAGES
 from quire.server.api.openai.response_store import ResponseStore, StoredResponse
 from quire.server.api.openai.responses_reply import Response
-from quire.server.api.openai.responses_request import ResponsesRequest
+from quire.server.api.openai.responses_request import ItemReference, ResponsesRequest, read_item
 from quire.server.http.request_record import new_id
 
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
+_RESPONSE = "resp_"  # prefix of a response's id
 RUNNING = ("queued", "in_progress")  # states of a response in the background
 UNANSWERED = (*RUNNING, "cancelled", "failed")
 _WITHOUT_EFFECT = ("annotations", "logprobs")  # of a part
@@ -39,13 +46,61 @@ _output_decoder = msgspec.json.Decoder(_Output)
 _encoder = msgspec.json.Encoder()
 
 
-def new_item_id(prefix: str) -> str:
-    """The id of an item."""
-    return f"{prefix}_{new_id()}"
+def output_item_id(prefix: str, response_id: str, index: int) -> str:
+    """The id of an item of a response's output, by which that response is found."""
+    return f"{prefix}_{response_id.removeprefix(_RESPONSE)}_{index}"
 
 
-def previous_items(store: ResponseStore, request: ResponsesRequest, tenant: str) -> PreviousItems:
-    """The items of the conversation that a request goes on with. Raises InvalidRequestError."""
+def stored_items(store: ResponseStore, request: ResponsesRequest, tenant: str) -> PreviousItems:
+    """The items of the conversation that a request goes on with.
+
+    Items that its input refers to are put into it. Raises InvalidRequestError.
+    """
+    num_bytes = _resolve_references(store, request, tenant)
+    previous = _previous_items(store, request, tenant)
+    return previous._replace(num_bytes=previous.num_bytes + num_bytes)
+
+
+def _resolve_references(store: ResponseStore, request: ResponsesRequest, tenant: str) -> int:
+    """Put the items of stored responses in the places of references; returns their bytes."""
+    if isinstance(items := request.input, str):
+        return 0
+    found, num_bytes = dict[str, list[msgspec.Raw]](), 0
+    for index, raw in enumerate(items):
+        data = bytes(raw)
+        if b"item_reference" not in data and b"\\u00" not in data:  # which may be letters of it
+            continue
+        where = f"input[{index}]"
+        if isinstance(item := read_item(raw, where), ItemReference):
+            items[index] = resolved = _referred(store, item.id, tenant, found, f"{where}.id")
+            num_bytes += len(bytes(resolved))
+            if num_bytes > store.max_each:  # one item may be referred to many times
+                problem = f"items that it refers to have more than {store.max_each} bytes in all"
+                raise invalid_value("input", f"{problem}; send fewer", where=where)
+    return num_bytes
+
+
+def _referred(
+    store: ResponseStore, item_id: str, tenant: str, found: dict[str, list[msgspec.Raw]], where: str
+) -> msgspec.Raw:
+    """The item with this id. found: is filled with the outputs of responses."""
+    response_id = _RESPONSE + item_id.partition("_")[2].rpartition("_")[0]
+    if response_id not in found:
+        stored = store.get(response_id, tenant)
+        output = _output_decoder.decode(stored.reply).output if stored is not None else []
+        found[response_id] = [_encoded(_decoded(item)) for item in output]
+    for item in found[response_id]:
+        if msgspec.json.decode(item)["id"] == item_id:
+            return item
+    raise InvalidRequestError(
+        f"{where}: Item with id '{item_id[:128]}' not found. Items are kept with responses whose"
+        " `store` is not false; send the item itself.",
+        param=where,
+        code="item_not_found",
+    )
+
+
+def _previous_items(store: ResponseStore, request: ResponsesRequest, tenant: str) -> PreviousItems:
     response_id = request.previous_response_id
     if response_id is None:
         return PreviousItems([], 0)
@@ -106,7 +161,7 @@ def _completed(item: dict[str, Any]) -> dict[str, Any]:
     if item.get("status") is None:
         item["status"] = "completed"
     if item.get("id") is None:
-        item["id"] = new_item_id(_PREFIXES.get(kind, "rs"))
+        item["id"] = f"{_PREFIXES.get(kind, 'rs')}_{new_id()}"
     if kind == "message" and isinstance(item["content"], str):
         part = "output_text" if item["role"] == "assistant" else "input_text"
         item["content"] = [{"type": part, "text": item["content"]}]

@@ -6,11 +6,14 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from typing import Literal
 
+from msgspec import UNSET
+
 from quire.core.request_output import CompletionOutput
 from quire.core.sampling_params import SamplingParams
 from quire.server.api.common.logprob_formats import ChatLogprob
 from quire.server.api.openai import responses_reply as replies
-from quire.server.api.openai.response_items import new_item_id
+from quire.server.api.openai.response_items import output_item_id
+from quire.server.api.openai.responses_tools import CalledTool, ResponsesTools, input_of
 from quire.server.parsing.output_events import (
     Event,
     ReasoningDelta,
@@ -23,6 +26,7 @@ from quire.tokenizer.detokenizer import Detokenizer
 from quire.tokenizer.tokenizer import Tokenizer
 
 Status = Literal["completed", "incomplete"]
+_CALLS = (replies.OutputCall, replies.OutputCustomCall)
 
 
 class TokenParts:
@@ -62,9 +66,11 @@ class OutputItems:
     logprobs: those of tokens whose text has not been added yet.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, response_id: str, tools: ResponsesTools) -> None:
         self.items: list[replies.OutputItem] = []
         self.logprobs: list[ChatLogprob] = []
+        self._response_id = response_id
+        self._tools = tools
         self._is_open = False
         # of the open item, joined when it is closed: to append each would copy what is there
         self._texts: list[str] = []
@@ -74,29 +80,42 @@ class OutputItems:
         """The stream events of a part of the answer."""
         match event:
             case TextDelta(text):
-                yield from self._open(replies.OutputMessage(id=new_item_id("msg"), content=[]))
+                yield from self._open(replies.OutputMessage(id=self._new_id("msg"), content=[]))
                 yield from self._add_text(text, replies.TextPiece)
             case ReasoningDelta(text):
                 self.logprobs = []
-                yield from self._open(replies.OutputReasoning(id=new_item_id("rs"), content=[]))
+                yield from self._open(replies.OutputReasoning(id=self._new_id("rs"), content=[]))
                 yield from self._add_text(text, replies.ReasoningPiece)
             case ToolCallBegin(_, call_id, name):
                 self.logprobs = []
-                call = replies.OutputCall(id=new_item_id("fc"), call_id=call_id, name=name)
-                yield from self._open(call)
+                yield from self._open(self._call(call_id, self._tools.tool_of(name)))
             case ToolCallArguments(_, text):
                 item = self.items[-1]
-                assert isinstance(item, replies.OutputCall), "arguments follow their call"
                 self._texts.append(text)
-                yield replies.ArgumentsPiece(item_id=item.id, output_index=self._index, delta=text)
+                if isinstance(item, replies.OutputCall):
+                    yield replies.ArgumentsPiece(
+                        item_id=item.id, output_index=self._index, delta=text
+                    )
 
     @property
     def _index(self) -> int:
         return len(self.items) - 1
 
+    def _new_id(self, prefix: str) -> str:
+        return output_item_id(prefix, self._response_id, len(self.items))
+
+    def _call(
+        self, call_id: str, tool: CalledTool
+    ) -> replies.OutputCall | replies.OutputCustomCall:
+        """A call without its arguments."""
+        kind = replies.OutputCustomCall if tool.is_custom else replies.OutputCall
+        item_id = self._new_id("ctc" if tool.is_custom else "fc")
+        namespace = UNSET if tool.namespace is None else tool.namespace
+        return kind(id=item_id, call_id=call_id, name=tool.name, namespace=namespace)
+
     def _open(self, item: replies.OutputItem) -> Iterator[replies.StreamEvent]:
         """Open an item, unless the open one has the same type. Each call is an item of its own."""
-        is_call = isinstance(item, replies.OutputCall)
+        is_call = isinstance(item, _CALLS)
         if self._is_open and type(item) is type(self.items[-1]) and not is_call:
             return
         yield from self.close("completed")
@@ -107,7 +126,7 @@ class OutputItems:
             item.content = [replies.OutputText()]
         elif isinstance(item, replies.OutputReasoning):
             item.content = [replies.ReasoningText()]
-        if not isinstance(item, replies.OutputCall):
+        if not isinstance(item, _CALLS):
             part = copy(item.content[0])  # as it is now, empty
             yield replies.PartAdded(item_id=item.id, output_index=self._index, part=part)
 
@@ -115,7 +134,7 @@ class OutputItems:
         self, text: str, piece: type[replies.TextPiece] | type[replies.ReasoningPiece]
     ) -> Iterator[replies.StreamEvent]:
         item = self.items[-1]
-        assert not isinstance(item, replies.OutputCall), "the item has just been opened"
+        assert not isinstance(item, _CALLS), "the item has just been opened"
         self._texts.append(text)
         event = piece(item_id=item.id, output_index=self._index, delta=text)
         if isinstance(event, replies.TextPiece) and isinstance(item, replies.OutputMessage):
@@ -135,14 +154,18 @@ class OutputItems:
         item.status = status
         text, self._texts = "".join(self._texts), []
         scores, self._scores = self._scores, []
+        if isinstance(item, _CALLS) and arguments_of(text) is not None:
+            item.status = "completed"
         match item:
             case replies.OutputCall():
                 item.arguments = text
-                if arguments_of(item.arguments) is not None:
-                    item.status = "completed"
                 yield replies.ArgumentsDone(
                     item_id=item.id, output_index=index, name=item.name, arguments=item.arguments
                 )
+            case replies.OutputCustomCall():
+                item.input = input_of(text)
+                yield replies.InputPiece(item_id=item.id, output_index=index, delta=item.input)
+                yield replies.InputDone(item_id=item.id, output_index=index, input=item.input)
             case replies.OutputMessage():
                 item.content[0].text, item.content[0].logprobs = text, scores
                 yield replies.TextDone(
@@ -151,6 +174,6 @@ class OutputItems:
             case replies.OutputReasoning():
                 item.content[0].text = text
                 yield replies.ReasoningDone(item_id=item.id, output_index=index, text=text)
-        if not isinstance(item, replies.OutputCall):
+        if not isinstance(item, _CALLS):
             yield replies.PartDone(item_id=item.id, output_index=index, part=item.content[0])
         yield replies.ItemDone(output_index=index, item=item)

@@ -18,11 +18,12 @@ from quire.server.api.common.streaming import answer
 from quire.server.api.openai import responses_reply as replies
 from quire.server.api.openai import responses_request
 from quire.server.api.openai.background_responses import BackgroundWatch, answer_in_background
-from quire.server.api.openai.response_items import RUNNING, previous_items, stored_response
+from quire.server.api.openai.response_items import RUNNING, stored_items, stored_response
 from quire.server.api.openai.response_store import ResponseStore
 from quire.server.api.openai.responses_formatter import ResponsesFormatter
 from quire.server.api.openai.responses_request import ResponsesRequest
 from quire.server.api.openai.responses_to_chat import NAMES, to_chat
+from quire.server.api.openai.responses_tools import read_tools
 from quire.server.http.openapi_entry import PostEntry
 from quire.server.http.request_body import read_body
 from quire.server.model_registry import ModelRegistry
@@ -37,13 +38,14 @@ def prepare(
     if not store.is_on:
         request.store = False
     responses_request.check_background(request)
-    previous = previous_items(store, request, tenant)
-    chat = to_chat(request, previous.items)
+    tools, previous = read_tools(request.tools or ()), stored_items(store, request, tenant)
+    chat = to_chat(request, tools, previous.items)
     yield
-    chat_job = yield from conversation.prepare(chat, model, id_prefix="resp_", names=NAMES)
+    names = NAMES.joined(tools.names)
+    chat_job = yield from conversation.prepare(chat, model, id_prefix="resp_", names=names)
     keep = partial(_keep, store, tenant, request, previous.items)
     num_bytes = len(data) + previous.num_bytes
-    return ResponsesFormatter(chat_job, request, model.engine.tokenizer, keep, num_bytes)
+    return ResponsesFormatter(chat_job, request, tools, model.engine.tokenizer, keep, num_bytes)
 
 
 def _keep(
@@ -82,7 +84,8 @@ def route(store: ResponseStore) -> GenerationRoute[ResponsesFormatter]:
 def _is_long(data: bytes) -> bool:
     """Whether a body is long or may go on with a stored conversation, which may be long."""
     # a name may be escaped, as in "\u0070revious_response_id"
-    return is_large(data) or b"previous_response_id" in data or b"\\u00" in data
+    names = (b"previous_response_id", b"item_reference", b"\\u00")
+    return is_large(data) or any(name in data for name in names)
 
 
 async def _answer(
@@ -104,7 +107,8 @@ _ENTRY = PostEntry(
         route_rules.CONTEXT,
         route_rules.STRUCTURED_OUTPUT,
         route_rules.LOGPROBS,
-        "`previous_response_id` names a stored response of the same API key.",
+        "`previous_response_id` names a stored response of the same API key, and an item of type"
+        " `item_reference` an item of its output.",
         *route_rules.CHAT,
         route_rules.TOOL_CHOICE,
         "`reasoning.effort` needs a chat template that reads it.",

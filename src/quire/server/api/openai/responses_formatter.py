@@ -17,6 +17,7 @@ from quire.server.api.openai import responses_reply as replies
 from quire.server.api.openai import responses_request
 from quire.server.api.openai.response_output import OutputItems, Status, TokenParts
 from quire.server.api.openai.responses_request import ResponsesRequest
+from quire.server.api.openai.responses_tools import ResponsesTools
 from quire.server.http.http_errors import ErrorReply
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -32,6 +33,7 @@ class ResponsesFormatter(ReplyFormatter):
         self,
         conversation: Conversation,
         request: ResponsesRequest,
+        tools: ResponsesTools,
         tokenizer: Tokenizer,
         keep: Callable[[replies.Response], None],
         num_bytes: int,
@@ -43,7 +45,8 @@ class ResponsesFormatter(ReplyFormatter):
         self.keep = keep
         self._conversation = conversation
         self._request = request
-        self._output = OutputItems()
+        self._output = OutputItems(self.job.reply_id, tools)
+        self._tools = tools
         self._tokens: TokenParts | None = None  # of an answer with log-probabilities
         self._number = 0  # of the next event
         self._reason: str | None = None
@@ -165,7 +168,7 @@ class ResponsesFormatter(ReplyFormatter):
             temperature=job.sampling.temperature,
             top_p=job.sampling.top_p,
             tool_choice=request.tool_choice or "auto",
-            tools=request.tools or [],
+            tools=self._tools.sent,
             text=request.text or responses_request.PLAIN_TEXT,
             reasoning=request.reasoning or responses_request.Reasoning(),
             user=request.user,

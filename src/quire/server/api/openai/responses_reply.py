@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,12 +11,12 @@ from msgspec import UNSET, UnsetType
 from quire.server.api.common.logprob_formats import ChatLogprob
 from quire.server.api.common.timings import WithProgress, WithTimings
 from quire.server.api.common.usage import CompletionTokensDetails, PromptTokensDetails, Usage
-from quire.server.api.openai.responses_request import (
-    Reasoning,
+from quire.server.api.openai.responses_request import Reasoning, TextConfig
+from quire.server.api.openai.responses_tools import (
+    AnyTool,
+    CustomToolChoice,
     ResponsesAllowedTools,
-    ResponsesTool,
     ResponsesToolChoice,
-    TextConfig,
 )
 
 
@@ -52,16 +53,28 @@ class OutputReasoning(msgspec.Struct, kw_only=True, tag_field="type", tag="reaso
 
 
 class OutputCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
-    """A tool call. arguments: the text of a JSON object."""
+    """A tool call. arguments: the text of a JSON object. namespace: of the tool, if it has one."""
 
     id: str
     call_id: str
     name: str
     arguments: str = ""
+    namespace: str | UnsetType = UNSET
     status: str = "in_progress"
 
 
-OutputItem = OutputMessage | OutputReasoning | OutputCall
+class OutputCustomCall(msgspec.Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
+    """A call of a custom tool. namespace: of the tool, if it has one."""
+
+    id: str
+    call_id: str
+    name: str
+    input: str = ""
+    namespace: str | UnsetType = UNSET
+    status: str = "in_progress"
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall
 
 
 class InputTokensDetails(PromptTokensDetails):
@@ -137,8 +150,8 @@ class Response(WithTimings, kw_only=True):
     store: bool = False
     temperature: float
     text: TextConfig
-    tool_choice: str | ResponsesToolChoice | ResponsesAllowedTools
-    tools: list[ResponsesTool]
+    tool_choice: str | ResponsesToolChoice | CustomToolChoice | ResponsesAllowedTools
+    tools: Sequence[AnyTool]
     top_p: float
     truncation: str = "disabled"
     user: str | None
@@ -262,7 +275,24 @@ class ArgumentsDone(
     arguments: str
 
 
+class InputPiece(
+    _OfItem, kw_only=True, tag_field="type", tag="response.custom_tool_call_input.delta"
+):
+    """Stream event: the input of a custom tool's call, as a whole."""
+
+    delta: str
+
+
+class InputDone(
+    _OfItem, kw_only=True, tag_field="type", tag="response.custom_tool_call_input.done"
+):
+    """Stream event: the complete input of a custom tool's call."""
+
+    input: str
+
+
 EVENTS = (
     Created, InProgress, ItemAdded, PartAdded, TextPiece, TextDone, ReasoningPiece, ReasoningDone,
-    ArgumentsPiece, ArgumentsDone, PartDone, ItemDone, Completed, Incomplete, Failure,
+    ArgumentsPiece, ArgumentsDone, InputPiece, InputDone, PartDone, ItemDone, Completed, Incomplete,
+    Failure,
 )  # fmt: skip

@@ -12,11 +12,12 @@ import msgspec
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.api.common.chat_request import MAX_MESSAGES, ChatRequest, Metadata
 from quire.server.api.common.response_format import StructuralTag
-from quire.server.api.common.tool_definitions import (
-    MAX_TOOLS,
-    AllowedMode,
-    DirectCaller,
-    FunctionName,
+from quire.server.api.common.tool_definitions import MAX_TOOLS, DirectCaller, FunctionName
+from quire.server.api.openai.responses_tools import (
+    TOOLS,
+    CustomToolChoice,
+    ResponsesAllowedTools,
+    ResponsesToolChoice,
 )
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import ShortText
@@ -51,11 +52,24 @@ class InputMessage(Strict, tag_field="type", tag="message"):
 
 
 class InputCall(Strict, tag_field="type", tag="function_call"):
-    """A call that the assistant made earlier."""
+    """A call that the assistant made earlier. namespace: of the tool."""
 
     call_id: ShortText
     name: FunctionName
     arguments: str
+    namespace: FunctionName | None = None
+    caller: DirectCaller | None = None
+    id: ShortText | None = None
+    status: Status | None = None
+
+
+class InputCustomCall(Strict, tag_field="type", tag="custom_tool_call"):
+    """A call of a custom tool that the assistant made earlier. namespace: of the tool."""
+
+    call_id: ShortText
+    name: FunctionName
+    input: str
+    namespace: FunctionName | None = None
     caller: DirectCaller | None = None
     id: ShortText | None = None
     status: Status | None = None
@@ -67,9 +81,27 @@ class InputResult(Strict, tag_field="type", tag="function_call_output"):
     call_id: ShortText
     output: str | list[InputPart]
     name: ShortText | None = None
+    namespace: FunctionName | None = None
     caller: DirectCaller | None = None
     id: ShortText | None = None
     status: Status | None = None
+
+
+class InputCustomResult(Strict, tag_field="type", tag="custom_tool_call_output"):
+    """The result of a custom tool's call, given back to the model."""
+
+    call_id: ShortText
+    output: str | list[InputPart]
+    name: ShortText | None = None
+    caller: DirectCaller | None = None
+    id: ShortText | None = None
+    status: Status | None = None
+
+
+class ItemReference(Strict, tag_field="type", tag="item_reference"):
+    """An item of a stored response's output."""
+
+    id: ShortText
 
 
 class ReasoningPart(Strict):
@@ -79,50 +111,36 @@ class ReasoningPart(Strict):
     text: str
 
 
-class InputReasoning(Strict, tag_field="type", tag="reasoning"):
-    """The assistant's earlier reasoning; summary is always empty."""
+class SummaryPart(Strict):
+    """A part of a summary of the reasoning."""
 
-    summary: Annotated[list[Any], msgspec.Meta(max_length=0)] = msgspec.field(default_factory=list)
+    type: Literal["summary_text"]
+    text: str
+
+
+class InputReasoning(Strict, tag_field="type", tag="reasoning"):
+    """The assistant's earlier reasoning. That of another service may have only a summary.
+
+    encrypted_content: what only that service can read; without effect.
+    """
+
+    summary: list[SummaryPart] = msgspec.field(default_factory=list)
     content: list[ReasoningPart] | None = None
-    encrypted_content: None = None
+    encrypted_content: str | None = None
     id: ShortText | None = None
     status: Status | None = None
 
 
-InputItem = InputMessage | InputCall | InputResult | InputReasoning
+InputItem = (
+    InputMessage
+    | InputCall
+    | InputCustomCall
+    | InputResult
+    | InputCustomResult
+    | InputReasoning
+    | ItemReference
+)
 _ItemList = msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)
-
-
-class ResponsesTool(Strict):
-    """A function that the model may call. defer_loading: without effect; it sees all of them."""
-
-    type: Literal["function"]
-    name: FunctionName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    allowed_callers: list[Literal["direct"]] | None = None
-    defer_loading: bool | None = None
-
-
-class ResponsesToolChoice(Strict, tag_field="type", tag="function"):
-    """The function that must be called."""
-
-    name: FunctionName
-
-
-class ResponsesToolReference(Strict):
-    """A function that is defined elsewhere in the request."""
-
-    type: Literal["function"]
-    name: FunctionName
-
-
-class ResponsesAllowedTools(Strict, tag_field="type", tag="allowed_tools"):
-    """The functions of which some may be called (auto) or must be called (required)."""
-
-    mode: AllowedMode
-    tools: Annotated[list[ResponsesToolReference], msgspec.Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
 class Reasoning(Strict):
@@ -219,7 +237,10 @@ class ResponsesRequest(RequestBody, kw_only=True, dict=True):
         "background_options": (None, {}),
         "prompt": (None,),
     }
-    raw_types: ClassVar = {"input": (str, Annotated[list[InputItem], _ItemList])}
+    raw_types: ClassVar = {
+        "input": (str, Annotated[list[InputItem], _ItemList]),
+        "tools": TOOLS,
+    }
     model: str | None = None
     input: str | Annotated[list[msgspec.Raw], _ItemList]
     instructions: str | None = None
@@ -227,9 +248,13 @@ class ResponsesRequest(RequestBody, kw_only=True, dict=True):
     temperature: field_bounds.Temperature | None = None
     top_p: field_bounds.TopP | None = None
     stream: bool | None = None
-    tools: Annotated[list[ResponsesTool], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: (
-        Literal["none", "auto", "required"] | ResponsesToolChoice | ResponsesAllowedTools | None
+        Literal["none", "auto", "required"]
+        | ResponsesToolChoice
+        | CustomToolChoice
+        | ResponsesAllowedTools
+        | None
     ) = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None

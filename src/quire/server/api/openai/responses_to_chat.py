@@ -17,7 +17,6 @@ from quire.server.api.common.tool_definitions import (
     AllowedTools,
     FunctionChoice,
     NamedChoice,
-    Tool,
     ToolChoice,
     ToolReference,
 )
@@ -26,17 +25,25 @@ from quire.server.api.openai.responses_request import (
     FORMAT_FIELDS,
     LOGPROBS,
     InputCall,
+    InputCustomCall,
+    InputCustomResult,
     InputItem,
     InputMessage,
     InputPart,
     InputReasoning,
     InputResult,
     Reasoning,
-    ResponsesAllowedTools,
     ResponsesRequest,
-    ResponsesToolChoice,
     TextFormat,
     read_item,
+)
+from quire.server.api.openai.responses_tools import (
+    CalledTool,
+    CustomToolChoice,
+    ResponsesAllowedTools,
+    ResponsesToolChoice,
+    ResponsesTools,
+    as_arguments,
 )
 from quire.server.http.field_names import FieldNames, Origins
 
@@ -54,19 +61,21 @@ NAMES = FieldNames(
 )
 
 
-def to_chat(request: ResponsesRequest, previous: Sequence[msgspec.Raw] = ()) -> ChatRequest:
+def to_chat(
+    request: ResponsesRequest, tools: ResponsesTools, previous: Sequence[msgspec.Raw] = ()
+) -> ChatRequest:
     """The ChatRequest with the same conversation. previous: the items of its earlier turns.
 
     Raises InvalidRequestError.
     """
     includes_logprobs, origins = LOGPROBS in (request.include or ()), Origins()
-    tools, reasoning = request.tools or (), request.reasoning or Reasoning()
+    reasoning = request.reasoning or Reasoning()
     chat = ChatRequest(
         **{name: getattr(request, name) for name in AS_IN_CHATS},
         messages=_messages(request, previous, origins),
         logprobs=includes_logprobs or request.top_logprobs is not None,
         max_completion_tokens=request.max_output_tokens,
-        tools=[Tool.of(t.name, t.description, t.parameters, t.strict) for t in tools] or None,
+        tools=list(tools.functions) or None,
         tool_choice=_choice(request.tool_choice),
         reasoning_effort=reasoning.effort,
         thinking_token_budget=reasoning.max_tokens,
@@ -74,14 +83,14 @@ def to_chat(request: ResponsesRequest, previous: Sequence[msgspec.Raw] = ()) -> 
     )
     chat.take_over(request)
     chat.__dict__["origins"] = origins
-    chat.note_no_effect(*_without_effect(request))
+    chat.note_no_effect(*tools.without_effect, *_without_effect(request, tools))
     return chat
 
 
-def _without_effect(request: ResponsesRequest) -> Iterator[str]:
+def _without_effect(request: ResponsesRequest, tools: ResponsesTools) -> Iterator[str]:
     if request.text is not None and request.text.verbosity is not None:
         yield "text.verbosity has no effect: the length of an answer is the model's choice"
-    if any(tool.defer_loading for tool in request.tools or ()):
+    if tools.are_deferred:
         yield ALL_ARE_SHOWN
     for name in ("summary", "generate_summary"):
         if getattr(request.reasoning, name, None) is not None:
@@ -107,7 +116,7 @@ def _messages(
         found.append(Message(role="system", content=request.instructions))
     message: Message | None = None  # the assistant's, while items may still belong to it
     for where, item in _items(request, previous):
-        if isinstance(item, InputCall) and item.status == "incomplete":
+        if isinstance(item, InputCall | InputCustomCall) and item.status == "incomplete":
             continue  # its arguments were cut, so nobody has made the call
         if not _continues(item, message):
             message = Message(role="assistant") if _is_assistant_item(item) else None
@@ -115,7 +124,7 @@ def _messages(
             found.append(_other_message(item) if message is None else message)
         if message is not None:
             _add(item, message)
-            if isinstance(item, InputCall):
+            if isinstance(item, InputCall | InputCustomCall):
                 number = len(message.tool_calls or ()) - 1
                 origins[f"messages[{len(found) - 1}].tool_calls[{number}].function"] = where
     return found
@@ -136,14 +145,14 @@ def _items(
 
 def _is_assistant_item(item: InputItem) -> bool:
     is_message = isinstance(item, InputMessage) and item.role == "assistant"
-    return is_message or isinstance(item, InputCall | InputReasoning)
+    return is_message or isinstance(item, InputCall | InputCustomCall | InputReasoning)
 
 
 def _continues(item: InputItem, message: Message | None) -> bool:
     """Whether the item continues the message: in the order reasoning, text, calls."""
     if message is None or not _is_assistant_item(item):
         return False
-    if isinstance(item, InputCall):
+    if isinstance(item, InputCall | InputCustomCall):
         return True
     return not message.tool_calls and message.content is None
 
@@ -151,17 +160,19 @@ def _continues(item: InputItem, message: Message | None) -> bool:
 def _add(item: InputItem, message: Message) -> None:
     match item:
         case InputReasoning():
-            reasoning = "".join(part.text for part in item.content or ())
+            reasoning = "".join(part.text for part in item.content or item.summary)
             message.reasoning_content = (message.reasoning_content or "") + reasoning
-        case InputCall():
-            call = ToolCall.of(item.call_id, item.name, item.arguments)
+        case InputCall() | InputCustomCall():
+            arguments = item.arguments if isinstance(item, InputCall) else as_arguments(item.input)
+            name = CalledTool(item.name, item.namespace).function_name
+            call = ToolCall.of(item.call_id, name, arguments)
             message.tool_calls = [*(message.tool_calls or ()), call]
         case InputMessage():
             message.content = _content(item.content)
 
 
 def _other_message(item: InputItem) -> Message:
-    if isinstance(item, InputResult):
+    if isinstance(item, InputResult | InputCustomResult):
         return Message(role="tool", content=_content(item.output), tool_call_id=item.call_id)
     assert isinstance(item, InputMessage), "the assistant's items are taken together"
     return Message(role=item.role, content=_content(item.content))
@@ -173,9 +184,11 @@ def _content(content: str | list[InputPart]) -> str | list[TextPart]:
     return [TextPart(type="text", text=part.text) for part in content]
 
 
-def _choice(choice: str | ResponsesToolChoice | ResponsesAllowedTools | None) -> ToolChoice | None:
+def _choice(
+    choice: str | ResponsesToolChoice | CustomToolChoice | ResponsesAllowedTools | None,
+) -> ToolChoice | None:
     match choice:
-        case ResponsesToolChoice(name):
+        case ResponsesToolChoice(name) | CustomToolChoice(name):
             return NamedChoice.of(name)
         case ResponsesAllowedTools():
             functions = [FunctionChoice(name=tool.name) for tool in choice.tools]
