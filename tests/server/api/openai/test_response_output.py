@@ -7,6 +7,7 @@ import time
 from quire.server.api.common.logprob_formats import ChatLogprob
 from quire.server.api.openai import responses_reply as replies
 from quire.server.api.openai.response_output import OutputItems
+from quire.server.api.openai.responses_tools import ResponsesTools
 from quire.server.parsing.output_events import (
     ReasoningDelta,
     TextDelta,
@@ -17,7 +18,7 @@ from quire.server.parsing.output_events import (
 
 def test_parts_of_a_long_answer_take_time_in_proportion() -> None:
     """Each part once copied the log-probabilities of all before it."""
-    output, count = OutputItems(), 160_000
+    output, count = OutputItems("resp_0", ResponsesTools()), 160_000
     score = ChatLogprob(token="a", logprob=-1.0, bytes=[97], top_logprobs=[])
     begin = time.process_time()
     for _ in range(count):
@@ -31,7 +32,7 @@ def test_parts_of_a_long_answer_take_time_in_proportion() -> None:
 
 
 def test_each_item_has_its_own_text() -> None:
-    output = OutputItems()
+    output = OutputItems("resp_0", ResponsesTools())
     parts = [
         ReasoningDelta("so"), ReasoningDelta(" be it"), TextDelta("a"), TextDelta("b"),
         ToolCallBegin(0, "call_0", "f"), ToolCallArguments(0, "{"), ToolCallArguments(0, "}"),
