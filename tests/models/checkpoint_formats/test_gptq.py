@@ -64,7 +64,7 @@ def test_biases_of_zeros_that_the_model_lacks_are_passed_over(tmp_path: Path) ->
 
 test_what_does_not_fit_gptq_is_refused_by_name = refusals(
     ("gptq", configure(bits=8), r"its shape is .*\(bits=8, group_size=\d+, sym=True, desc_act=F"),
-    ("gptq", configure(bits=3), r"bits is 3; take a checkpoint of 4 or 8 bits"),
+    ("gptq", configure(bits=5), r"bits is 5; take a checkpoint of 2, 3, 4 or 8 bits"),
     ("gptq", configure(checkpoint_format="marlin"), r"is 'marlin'; take a checkpoint in 'gptq'"),
     *(
         ("gptq", configure(checkpoint_format="gptq_v2", sym=sym), r"proj: its .*in 'gptq', but")

@@ -1,4 +1,4 @@
-"""Weights of 4 and 8 bits, wherever a checkpoint has their bits: what is known before any is read.
+"""Weights of 2 to 8 bits, wherever a checkpoint has their bits: what is known before any is read.
 
 No torch.
 """
@@ -19,6 +19,24 @@ if TYPE_CHECKING:
 
     from quire.kernels.operands import QuantizedWeight
     from quire.models.checkpoint_formats.integer_rows import IntegerRows
+
+_WORD = 32  # bits
+ROW_BITS = (4, 8)  # of codes in rows; those of fewer bits get the next number of these
+
+
+def row_bits(bits: int) -> int:
+    """The bits of a code in `IntegerRows`, where the checkpoint has `bits`."""
+    return 4 if bits <= 4 else 8
+
+
+def num_words(count: int, bits: int) -> int:
+    """Words of 32 bits that have so many codes, one after the other."""
+    return -(-count * bits // _WORD)
+
+
+def whole_words(bits: int) -> int:
+    """The least number of codes that fills words of 32 bits."""
+    return _WORD // math.gcd(_WORD, bits)
 
 
 class IntegerLinear(StoredLinear):
@@ -78,7 +96,7 @@ def integer_spec(
 
     rounds: whether activations are rounded to bytes as well, as with INT8 while the model runs.
     """
-    size = equal_group(group, k)
+    size, bits = equal_group(group, k), row_bits(bits)
     if bits == 4 and size > 0 and size % GROUP_STEP == 0:
         return QuantSpec("int4", size, zeros, permuted=permuted and size < k)
     if bits == 8 and size == k and rounds and not zeros:
