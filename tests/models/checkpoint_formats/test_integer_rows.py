@@ -7,7 +7,8 @@ import torch
 from quantized_checkpoints import words
 
 from quire.models.checkpoint_formats.awq import ORDER, rows_of
-from quire.models.checkpoint_formats.integer_linear import integer_spec, row_bits
+from quire.models.checkpoint_formats.checkpoint_format import row_bits
+from quire.models.checkpoint_formats.integer_linear import integer_spec
 from quire.models.checkpoint_formats.integer_rows import packed, unpacked, words_as_rows
 
 

@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 SCALE_DTYPES = ("F16", "BF16", "F32")
 _BIAS = 127  # of e8m0
+ROW_BITS = (4, 8)
 LARGEST_EXPONENT = 60  # of a scale, as a power of two: squares of larger numbers overflow float32
+
+
+def row_bits(bits: int) -> int:
+    """The bits of an integer code in rows, of `ROW_BITS`, where the checkpoint has `bits`."""
+    return 4 if bits <= 4 else 8
 
 
 def scale_shapes(n: int, per: str) -> tuple[tuple[int, ...], ...]:

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from quire.config_file import ConfigFile
 from quire.kernels.operands import QuantSpec
-from quire.models.checkpoint_formats.checkpoint_format import SCALE_DTYPES, StoredTensor
+from quire.models.checkpoint_formats.checkpoint_format import SCALE_DTYPES, StoredTensor, row_bits
 from quire.models.checkpoint_formats.integer_linear import (
     IntegerLinear,
     group_problem,
     integer_spec,
     num_groups,
     num_words,
-    row_bits,
     whole_words,
 )
 from quire.models.checkpoint_formats.module_rules import ModuleRules, first_text, read_dynamic

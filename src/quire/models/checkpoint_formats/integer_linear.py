@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from quire.kernels.formats.int8 import GROUP_STEP
 from quire.kernels.operands import QuantSpec
-from quire.models.checkpoint_formats.checkpoint_format import StoredLinear
+from quire.models.checkpoint_formats.checkpoint_format import StoredLinear, row_bits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,12 +21,6 @@ if TYPE_CHECKING:
     from quire.models.checkpoint_formats.integer_rows import IntegerRows
 
 _WORD = 32  # bits
-ROW_BITS = (4, 8)  # of codes in rows; those of fewer bits get the next number of these
-
-
-def row_bits(bits: int) -> int:
-    """The bits of a code in `IntegerRows`, where the checkpoint has `bits`."""
-    return 4 if bits <= 4 else 8
 
 
 def num_words(count: int, bits: int) -> int:

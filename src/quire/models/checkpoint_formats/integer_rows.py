@@ -18,8 +18,7 @@ from quire.kernels.byte_operands import ByteWeight
 from quire.kernels.operands import Int4Weight, Int8Weight, QuantizedWeight
 from quire.kernels.reference_arrays import few_rows
 from quire.kernels.reference_quantized import PIECE_ELEMENTS
-from quire.models.checkpoint_formats.checkpoint_format import in_float16
-from quire.models.checkpoint_formats.integer_linear import ROW_BITS, row_bits
+from quire.models.checkpoint_formats.checkpoint_format import ROW_BITS, in_float16, row_bits
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from quire.models.checkpoint_formats.checkpoint_format import (
     SCALE_DTYPES,
     StoredLinear,
     StoredTensor,
+    row_bits,
     scale_shapes,
 )
 from quire.models.checkpoint_formats.integer_linear import (
@@ -18,7 +19,6 @@ from quire.models.checkpoint_formats.integer_linear import (
     group_problem,
     integer_spec,
     num_groups,
-    row_bits,
 )
 
 if TYPE_CHECKING:

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from quire.kernels.operands import QuantSpec
-from quire.models.checkpoint_formats.checkpoint_format import SCALE_DTYPES, StoredTensor
+from quire.models.checkpoint_formats.checkpoint_format import SCALE_DTYPES, StoredTensor, row_bits
 from quire.models.checkpoint_formats.integer_linear import (
     IntegerLinear,
     group_problem,
     integer_spec,
     num_groups,
     num_words,
-    row_bits,
 )
 
 if TYPE_CHECKING:
