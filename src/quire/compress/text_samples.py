@@ -43,8 +43,8 @@ def read_samples(
 ) -> TextSamples:
     """At most `count` windows of `seq_len` tokens from a file, evenly over its whole length.
 
-    path: a text file; or JSON lines with "text" or "messages", perhaps in gzip; or parquet with
-    such columns; None for the text that comes with Quire. only_chats: of JSON lines those with
+    path: a text file; or JSON lines or a list with "text" or "messages", perhaps in gzip; or
+    parquet with such columns; None for the text that comes with Quire. only_chats: of JSON lines those with
     "messages", for models that know nothing else. One window in five is for verification. Raises
     ConfigError.
     """
@@ -84,28 +84,57 @@ def _windows(tokenizer: Tokenizer, text: str, source: Path, seq_len: int) -> Ite
 
 
 def _documents(tokenizer: Tokenizer, text: str, source: Path) -> Iterator[list[int]]:
-    """Token ids of each document: of a line of JSON, or of the whole text."""
-    if not source.name.removesuffix(".gz").endswith((".jsonl", ".json", parquet_text.ENDING)):
+    """Token ids of each document: of an object of JSON, or of the whole text."""
+    entries = _entries(text, source)
+    if entries is None:
         yield tokenizer.encode(text, add_special_tokens=False)
         return
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            yield _line_ids(tokenizer, line, f"{source}, line {number}")
+    for where, value in entries:
+        yield _entry_ids(tokenizer, value, f"{source}, {where}")
 
 
-def _line_ids(tokenizer: Tokenizer, line: str, where: str) -> list[int]:
+def _entries(text: str, source: Path) -> Iterator[tuple[str, Any]] | None:
+    """The objects of JSON, in lines or a list, each with where it is; None for plain text.
+
+    Also where the file's name does not say it: braces and quotes are not the text of a model's use.
+    Raises ConfigError.
+    """
+    name, begin = source.name.lower().removesuffix(".gz"), text.lstrip("\ufeff \t\r\n")
+    is_named = name.endswith((".jsonl", ".json", parquet_text.ENDING))
+    if begin.startswith("["):
+        if isinstance(values := _parsed(text), list):
+            return ((f"object {number}", value) for number, value in enumerate(values, 1))
+        if is_named:
+            raise ConfigError(
+                f"calibration: {source} is not a JSON list, or is longer than "
+                f"{_MOST_CHARACTERS >> 20} Mi characters; write its objects as JSON lines"
+            )
+    first = _parsed(begin.partition("\n")[0])
+    if not is_named and not (isinstance(first, dict) and first.keys() & {"text", "messages"}):
+        return None
+    lines = ((n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip())
+    return ((f"line {number}", _parsed(line)) for number, line in lines)
+
+
+def _parsed(text: str) -> Any:
+    """The value of JSON; None for what is none."""
     try:
-        values: Any = parse_json(line.encode())
+        return parse_json(text.encode())
     except ValueError:
-        values = None
+        return None
+
+
+def _entry_ids(tokenizer: Tokenizer, value: Any, where: str) -> list[int]:
+    if isinstance(value, str):
+        value = {"text": value}
     try:
-        found = _object_ids(tokenizer, values) if isinstance(values, dict) else None
+        found = _object_ids(tokenizer, value) if isinstance(value, dict) else None
     except InvalidRequestError as error:
         raise ConfigError(f"calibration: {where}: {error}") from error
     if found is None:
         raise ConfigError(
             f'calibration: {where} must be a JSON object with a string "text" or a list '
-            '"messages"; correct the line'
+            '"messages", or a string; correct it'
         )
     return found
 
