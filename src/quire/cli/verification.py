@@ -34,8 +34,8 @@ def add_verification_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--calibration", metavar="TEXT",
         help='a file of text, or of JSON (lines or a list) or parquet with "text" or "messages", '
-        "or a data set of the hub (owner/name or owner/name:file); one window in five is left for verification "
-        "(default: text that comes with Quire)",
+        "or a data set of the hub (owner/name or owner/name:file); one window in five is left for "
+        "verification (default: text that comes with Quire)",
     )  # fmt: skip
     parser.add_argument(
         "--samples", type=human_int, metavar="N",

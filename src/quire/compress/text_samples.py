@@ -44,9 +44,9 @@ def read_samples(
     """At most `count` windows of `seq_len` tokens from a file, evenly over its whole length.
 
     path: a text file; or JSON lines or a list with "text" or "messages", perhaps in gzip; or
-    parquet with such columns; None for the text that comes with Quire. only_chats: of JSON lines those with
-    "messages", for models that know nothing else. One window in five is for verification. Raises
-    ConfigError.
+    parquet with such columns; None for the text that comes with Quire. only_chats: of JSON lines
+    those with "messages", for models that know nothing else. One window in five is for
+    verification. Raises ConfigError.
     """
     source = path or DEFAULT_TEXT
     text = _read(source)
