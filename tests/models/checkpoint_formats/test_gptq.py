@@ -73,6 +73,8 @@ test_what_does_not_fit_gptq_is_refused_by_name = refusals(
     ("gptq", as_version_2, r"proj: its .* in 'gptq_v2', but quant.* says 'gptq'; correct"),
     ("gptq_v2", configure(checkpoint_format="gptq"), r"one off .*in 'gptq_v2', but .*'gptq'; "),
     ("gptq_v2", as_version_1, r"one off .*in 'gptq', but .* says 'gptq_v2'; cor"),
+    ("gptq_3_order", configure(checkpoint_format="gptq_v2"), r"one off .*in 'gptq', but .*_v2'; "),
+    ("gptq_2", configure(checkpoint_format="gptq_v2"), r"symmetric codes in 'gptq', but .*_v2'; "),
     ("gptq_v2", configure(sym=True), r"proj: its qzeros are not those of symmetric codes"),
     ("gptq", configure(dynamic={"-:(": {}}), r"dynamic.-:\( holds '\(', which is not a reg"),
     ("gptq_order", drop("g_idx"), r"missing: model.layers.0.mlp.up_proj.g_idx"),
