@@ -253,6 +253,21 @@ test_other_layouts_are_refused_by_the_setting = refusals(
 )
 
 
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        (("quantization",), "quantization is that of MLX"),
+        (("quantization", "quantization_config"), "quant_method is missing, as in .* of MLX"),
+    ],
+)
+def test_checkpoints_of_mlx_are_refused_as_such(keys: tuple[str, ...], text: str) -> None:
+    """Its codes are not those of any other format, and its config names no method."""
+    values = {key: {"group_size": 64, "bits": 4} for key in keys}
+    config = ConfigFile(Path("/model/config.json"), values)
+    with pytest.raises(CheckpointError, match=rf"{text}.*, which .* not read; take a checkpoint"):
+        read_checkpoint_format(config)
+
+
 def keys_of(value: Any) -> set[str]:
     """All keys of JSON, of inner objects too."""
     if not isinstance(value, dict):
