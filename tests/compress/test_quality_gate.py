@@ -22,7 +22,13 @@ from quire import LLM
 from quire.cli import model_speed
 from quire.cli.model_speed import measure_speed
 from quire.cli.quality_table import layer_bars, print_report
-from quire.compress.quality_check import PLOT_FILE, check_quality, check_writable, store_report
+from quire.compress.quality_check import (
+    PLOT_FILE,
+    check_pair,
+    check_quality,
+    check_writable,
+    store_report,
+)
 from quire.compress.quality_plot import svg
 from quire.compress.recipe import Recipe
 from quire.compress.task_answers import Task, count_right
@@ -226,6 +232,14 @@ def test_weights_are_not_measured_against_themselves(
     for base in (folders[1], copy):
         with pytest.raises(ConfigError, match=r"have the same weights .* name the 16-bit model"):
             check((base, folders[1]), LOOSE)
+
+
+def test_models_of_other_layers_are_refused_before_anything_is_measured(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    write_model(tmp_path, "qwen2")
+    with pytest.raises(ConfigError, match=r"have different layers; name a model and its"):
+        check_pair(tmp_path, folders[1])
 
 
 def test_a_base_model_gets_no_report(folders: tuple[Path, Path]) -> None:

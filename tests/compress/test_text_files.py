@@ -89,33 +89,51 @@ def test_lines_in_gzip_are_those_of_the_plain_file(tokenizer: Tokenizer, tmp_pat
         read_samples(tokenizer, packed, 4, 16)
 
 
-@pytest.mark.parametrize("indent", [None, 2])
-def test_a_json_array_is_read_as_its_lines_are(
-    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None
-) -> None:
-    lines = write_lines(tmp_path / "a.jsonl", {"text": TEXT})
-    array, wanted = tmp_path / "a.json", read_samples(tokenizer, lines, 4, 16).digest
-    text = json.dumps([{"text": TEXT}] * 2, indent=indent)
-    array.write_text(text)
-    assert read_samples(tokenizer, array, 4, 16).digest == wanted
-    array.write_text(text[:-1])
-    assert read_samples(tokenizer, array, 4, 16).digest == wanted  # nothing of it is missing
-    array.write_text(text[:-9])
-    with pytest.raises(ConfigError, match=r"a\.json, object 2 must be a JSON object with"):
-        read_samples(tokenizer, array, 4, 16)
-    array.write_text(json.dumps([{"text": TEXT}] * 3, indent=indent))
-    monkeypatch.setattr(text_samples, "_MOST_CHARACTERS", len(text) + 9)
-    assert read_samples(tokenizer, array, 4, 16).digest == wanted
+CHATS = [{"messages": [{"role": "user", "content": f"shoes {i}, {TEXT}"}]} for i in range(4)]
 
 
-@pytest.mark.parametrize("values", [[5], [{"conversations": []}], ["text"]])
-def test_a_value_of_an_array_that_is_no_text_is_named(
-    tokenizer: Tokenizer, tmp_path: Path, values: list[Any]
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", json.dumps(CHATS)),
+        ("a.json", json.dumps(CHATS, indent=2)),
+        ("a.JSONL", "\n".join(map(json.dumps, CHATS))),
+        ("chats", "\ufeff" + "\r\n".join(map(json.dumps, CHATS))),
+        ("chats.txt", json.dumps(CHATS)),
+    ],
+)
+def test_json_is_read_as_its_texts_in_lists_and_under_any_name(
+    name: str, text: str, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    file = tmp_path / "a.json"
-    file.write_text(json.dumps([{"text": TEXT}, *values]))
-    with pytest.raises(ConfigError, match=r"a\.json, object 2 must be a JSON object with a str"):
-        read_samples(tokenizer, file, 4, 16)
+    (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, CHATS)))
+    (tmp_path / name).write_text(text, encoding="utf-8", newline="")
+    expected, found = (
+        read_samples(tokenizer, tmp_path / each, 8, 16) for each in ("lines.jsonl", name)
+    )
+    assert found.digest == expected.digest
+
+
+def test_strings_of_json_are_texts(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps([TEXT, TEXT]))
+    expected = write_lines(tmp_path / "a.jsonl", {"text": TEXT})
+    found = read_samples(tokenizer, tmp_path / "a.json", 8, 16)
+    assert found.digest == read_samples(tokenizer, expected, 8, 16).digest
+
+
+@pytest.mark.parametrize("text", ["[Chapter one]\n" + TEXT * 4, '{"level": 1}\n' + TEXT * 4])
+def test_a_text_that_begins_with_a_bracket_is_one(
+    text: str, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text(text)
+    samples = read_samples(tokenizer, tmp_path / "a.txt", 99, 16)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert samples.calibration[0][-8:] in [ids[at : at + 8] for at in range(16)]
+
+
+def test_a_list_that_is_cut_off_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(CHATS)[:-9])
+    with pytest.raises(ConfigError, match=r"a\.json is not a JSON list, .* as JSON lines"):
+        read_samples(tokenizer, tmp_path / "a.json", 4, 16)
 
 
 def test_a_damaged_gzip_file_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Weights as bitsandbytes and compressed-tensors store NF4, LLM.int8 and MXFP4.
+"""Weights as bitsandbytes, compressed-tensors and ModelOpt store NF4, LLM.int8, MXFP4 and NVFP4.
 
 Packed here from the papers and the documented layouts. (Dettmers et al., 2022 and 2023; OCP
 Microscaling, 2023)
@@ -78,3 +78,23 @@ def mxfp4(weight: Tensor) -> Stored:
         "weight_packed": flat[:, 0::2] | flat[:, 1::2] << 4,
         "weight_scale": (exponents + 127.0).to(torch.uint8),
     }, numbers
+
+
+def nvfp4(codes_name: str, whole_name: str, *, reciprocal: bool) -> Callable[[Tensor], Stored]:
+    """Scales in e4m3 of 16 inputs, and one of the whole weight, or its reciprocal."""
+
+    def pack(weight: Tensor) -> Stored:
+        groups, table = weight.unflatten(1, (-1, 16)), torch.tensor(E2M1)
+        largest = groups.abs().amax(2)
+        whole = 2.0 ** (largest.max() / (6.0 * 448.0)).log2().ceil()
+        scale = (largest / 6.0 / whole).to(torch.float8_e4m3fn)
+        wide = scale.float()[:, :, None] * whole
+        codes = nearest(groups / wide, table)
+        numbers, flat = (table[codes.int()] * wide).flatten(1), codes.flatten(1)
+        return {
+            codes_name: flat[:, 0::2] | flat[:, 1::2] << 4,
+            "weight_scale": scale,
+            whole_name: (1 / whole if reciprocal else whole).reshape(1 if reciprocal else ()),
+        }, numbers
+
+    return pack

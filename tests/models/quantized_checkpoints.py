@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from codebook_checkpoints import four_bits, llm_int8, mxfp4
+from codebook_checkpoints import four_bits, llm_int8, mxfp4, nvfp4
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -67,12 +67,16 @@ def grouped(weight: Tensor, bits: int, group: int, symmetric: bool) -> tuple[Ten
 
 
 def words(codes: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
-    """Codes [N, K] packed in int32 words [N, K · bits / 32]; order: of the codes in a word."""
-    shared = 32 // bits
-    found = np.zeros((len(codes), codes.shape[1] // shared), np.uint32)
-    for shift, item in enumerate(order or range(shared)):
-        found |= codes[:, item::shared].numpy().astype(np.uint32) << np.uint32(shift * bits)
-    return torch.from_numpy(found.view(np.int32))
+    """Codes [N, K] as a stream of bits in int32 words [N, ceil(K · bits / 32)].
+
+    order: of the codes in a word, where it holds whole ones.
+    """
+    values = codes.numpy()
+    if order is not None:
+        values = values.reshape(len(codes), -1, len(order))[:, :, order].reshape(values.shape)
+    each = (values[:, :, None] >> np.arange(bits) & 1).reshape(len(codes), -1).astype(np.uint8)
+    each = np.pad(each, ((0, 0), (0, -each.shape[1] % 32)))
+    return torch.from_numpy(np.packbits(each, 1, "little").view(np.int32))
 
 
 def awq(group: int, *, symmetric: bool = False) -> Pack:
@@ -129,10 +133,12 @@ def int8(weight: Tensor) -> Stored:
     return {"weight": (codes - 128).to(torch.int8), "weight_scale": scale}, numbers
 
 
-def grouped_bytes(bits: int, group: int) -> Pack:
+def grouped_bytes(bits: int, group: int, symmetric: bool = True) -> Pack:
     def pack(weight: Tensor) -> Stored:
-        codes, scale, _, numbers = grouped(weight, bits, group, symmetric=True)
-        return {"weight": (codes - 2 ** (bits - 1)).to(torch.int8), "weight_scale": scale}, numbers
+        codes, scale, zeros, numbers = grouped(weight, bits, group, symmetric)
+        signed = [(each - 2 ** (bits - 1)).to(torch.int8) for each in (codes, zeros)]
+        tensors = {"weight": signed[0], "weight_scale": scale}
+        return tensors if symmetric else tensors | {"weight_zero_point": signed[1]}, numbers
 
     return pack
 
@@ -164,6 +170,17 @@ def fp8(
         return tensors, codes.float() * whole
 
     return pack
+
+
+def mxfp8(weight: Tensor) -> Stored:
+    """Exponents of compressed-tensors and ModelOpt, in bytes."""
+    tensors, numbers = fp8((1, 32), scale_dtype=torch.float8_e8m0fnu)(weight)
+    return tensors | {"weight_scale": tensors["weight_scale"].view(torch.uint8)}, numbers
+
+
+def modelopt_block(weight: Tensor) -> Stored:
+    tensors, numbers = fp8((128, 128))(weight)
+    return tensors | {"weight_scale": tensors["weight_scale"][:, None, :, None]}, numbers
 
 
 def reciprocal(blocks: tuple[int, int]) -> Pack:
@@ -220,7 +237,12 @@ DIVIDED = {"quant_method": "fp8", "format": "float8_e4m3fn", "weight_scale_seman
 TOKENS = {"type": "int", "num_bits": 8, "dynamic": True, "strategy": "token"}
 FP8_TOKENS = TOKENS | {"type": "float"}
 
-BITS4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+BITS4 = {
+    "quant_method": "bitsandbytes",
+    "load_in_4bit": True,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_quant_storage": "uint8",
+}
 MX = {"type": "float", "num_bits": 4, "strategy": "group", "group_size": 32}
 
 METHODS = {
@@ -259,6 +281,12 @@ METHODS = {
         gptq(4, 96, False, True),
         "INT4_ZEROS",
     ),
+    "gptq_2": Method(GPTQ | {"bits": 2, "group_size": 32}, gptq(2, 32, True, False), "INT4"),
+    "gptq_3_order": Method(
+        GPTQ | {"bits": 3, "group_size": 64, "desc_act": True, "sym": False},
+        gptq(3, 64, False, True),
+        "INT4_ZEROS",
+    ),
     "gptq_8_partial": Method(GPTQ | {"bits": 8, "group_size": 96}, gptq(8, 96, True, False)),
     "gptq_rules": Method(
         GPTQ | {"group_size": 32, "dynamic": {r"-:.*layers\.1\.mlp\.down_proj": {}}},
@@ -286,6 +314,15 @@ METHODS = {
         (DOWN,),
     ),
     "packed_8": Method(group_config("pack-quantized", **INT8), packed(8, -1, True), None, (DOWN,)),
+    "packed_3": Method(
+        group_config("pack-quantized", **INT4 | {"num_bits": 3, "symmetric": False}),
+        packed(3, 32, False),
+        "INT4_ZEROS",
+        (DOWN,),
+    ),
+    "packed_5": Method(
+        group_config("pack-quantized", **INT8 | {"num_bits": 5}), packed(5, -1, True), None, (DOWN,)
+    ),
     "int8": Method(group_config("int-quantized", TOKENS, **INT8), int8, "INT8", (DOWN,)),
     "int4_bytes": Method(
         group_config("int-quantized", TOKENS, **INT4), grouped_bytes(4, 32), "INT4", (DOWN,)
@@ -300,6 +337,18 @@ METHODS = {
         group_config("int-quantized", **INT8 | {"strategy": "group", "group_size": 64}),
         grouped_bytes(8, 64),
         None,
+        (DOWN,),
+    ),
+    "int8_bytes_zeros": Method(
+        group_config("int-quantized", TOKENS, **INT8 | {"symmetric": False}),
+        grouped_bytes(8, -1, symmetric=False),
+        None,
+        (DOWN,),
+    ),
+    "int4_naive": Method(
+        group_config("naive-quantized", **INT4 | {"symmetric": False}),
+        grouped_bytes(4, 32, symmetric=False),
+        "INT4_ZEROS",
         (DOWN,),
     ),
     "int8_weights": Method(group_config("int-quantized", **INT8), int8, None, (DOWN,)),
@@ -318,6 +367,24 @@ METHODS = {
     "float_block": Method(
         group_config("float-quantized", **FP8, strategy="block", block_structure=[48, 64]),
         fp8((48, 64)),
+        None,
+        (DOWN,),
+    ),
+    "float_group": Method(
+        group_config("naive-quantized", **FP8, strategy="group", group_size=64),
+        fp8((1, 64)),
+        None,
+        (DOWN,),
+    ),
+    "mxfp8": Method(
+        group_config("mxfp8-quantized", **FP8, strategy="group", group_size=32),
+        mxfp8,
+        None,
+        (DOWN,),
+    ),
+    "nvfp4": Method(
+        group_config("nvfp4-pack-quantized", **MX | {"strategy": "tensor_group", "group_size": 16}),
+        nvfp4("weight_packed", "weight_global_scale", reciprocal=True),
         None,
         (DOWN,),
     ),
@@ -352,9 +419,27 @@ METHODS = {
         mxfp4,
         "MXFP4",
     ),
+    "auto_round_mxfp8": Method(ROUND | {"data_type": "mx_fp", "bits": 8, "act_bits": 8}, mxfp8),
+    "auto_round_nvfp4": Method(
+        ROUND | {"data_type": "nv_fp", "group_size": 16, "act_bits": 4},
+        nvfp4("weight_packed", "weight_global_scale", reciprocal=True),
+    ),
     "modelopt": Method(
         {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "*1.mlp.down*"]},
         fp8(None),
+        None,
+        (DOWN,),
+    ),
+    "modelopt_block": Method(
+        {"quant_method": "modelopt", "quant_algo": "fp8_pb_wo", "ignore": ["lm_head"]},
+        modelopt_block,
+    ),
+    "modelopt_mxfp8": Method(
+        {"quant_method": "modelopt", "quant_algo": "MXFP8", "ignore": ["lm_head"]}, mxfp8
+    ),
+    "modelopt_nvfp4": Method(
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "*1.mlp.down*"]},
+        nvfp4("weight", "weight_scale_2", reciprocal=False),
         None,
         (DOWN,),
     ),

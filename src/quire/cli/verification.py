@@ -33,9 +33,9 @@ def add_verification_options(parser: CommandParser) -> None:
     """Add the options of text, gate and device."""
     parser.add_argument(
         "--calibration", metavar="TEXT",
-        help='a file of text, or of JSON or parquet with "text" or "messages", or a data set '
-        "of the hub (owner/name or owner/name:file); one window in five is left for verification "
-        "(default: text that comes with Quire)",
+        help='a file of text, or of JSON (lines or a list) or parquet with "text" or "messages", '
+        "or a data set of the hub (owner/name or owner/name:file); one window in five is left for "
+        "verification (default: text that comes with Quire)",
     )  # fmt: skip
     parser.add_integer(
         "--samples",

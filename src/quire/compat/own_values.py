@@ -29,6 +29,10 @@ _CHECKPOINTS = {
     "gptq_marlin": "gptq",
     "inc": "auto-round",
     "modelopt_fp8": "modelopt",
+    "modelopt_fp4": "modelopt",
+    "modelopt_mxfp8": "modelopt",
+    "modelopt_mixed": "modelopt",
+    "petit_nvfp4": "modelopt",
     "fbgemm_fp8": "fp8",
 }
 _NOT_READ = (
@@ -39,10 +43,6 @@ _NOT_READ = (
     "experts_int8",
     "moe_wna16",
     "humming",
-    "modelopt_fp4",
-    "modelopt_mxfp8",
-    "modelopt_mixed",
-    "petit_nvfp4",
     "aqlm",
     "marlin",
     "gptq_marlin_24",

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from quire.models.checkpoint_formats.awq import AwqLinear
 from quire.models.checkpoint_formats.bitsandbytes import FourBitLinear
 from quire.models.checkpoint_formats.checkpoint_format import LARGEST_EXPONENT, StoredLinear
-from quire.models.checkpoint_formats.compressed_tensors import PackedLinear
 from quire.models.checkpoint_formats.gptq import GptqLinear
+from quire.models.checkpoint_formats.stored_fp4 import Mxfp4Linear
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
 from quire.models.checkpoint_formats.stored_int8 import Int8Linear
-from quire.models.checkpoint_formats.stored_mxfp4 import Mxfp4Linear
+from quire.models.checkpoint_formats.stored_packed import PackedLinear
 from quire.version import __version__
 
 if TYPE_CHECKING:

@@ -91,6 +91,11 @@ def check_pair(base: Path, quantized: Path) -> None:
             f"quantized: {name} is not quantized; name the 16-bit model first, and then its "
             "quantized copy"
         )
+    if parts_beside(base, quantized, torch.device("cpu")).spec != configs[quantized].spec:
+        raise ConfigError(
+            f"base and quantized ({name}) have different layers; name a model and its quantized "
+            "copy"
+        )
     for folder, config in configs.items():
         check_tensors(folder, config)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from quire.tokenizer.tokenizer import Tokenizer
 DEFAULT_TEXT = BUNDLED_FOLDER / "calibration.jsonl"
 _HELD_OUT = 5  # one of so many windows is left for verification
 _MOST_CHARACTERS = 64 << 20  # of a file that are read
-_BETWEEN = re.compile(r"[\s,]*")  # values of a JSON array
 
 Windows = list[list[int]]
 
@@ -45,7 +43,7 @@ def read_samples(
 ) -> TextSamples:
     """At most `count` windows of `seq_len` tokens from a file, evenly over its whole length.
 
-    path: a text file; or JSON lines or a JSON array with "text" or "messages", perhaps in gzip; or
+    path: a text file; or JSON lines or a list with "text" or "messages", perhaps in gzip; or
     parquet with such columns; None for the text that comes with Quire. only_chats: of JSON lines
     those with "messages", for models that know nothing else. One window in five is for
     verification. Raises ConfigError.
@@ -86,50 +84,57 @@ def _windows(tokenizer: Tokenizer, text: str, source: Path, seq_len: int) -> Ite
 
 
 def _documents(tokenizer: Tokenizer, text: str, source: Path) -> Iterator[list[int]]:
-    """Token ids of each document: of a line or object of JSON, or of the whole text."""
-    if not source.name.removesuffix(".gz").endswith((".jsonl", ".json", parquet_text.ENDING)):
+    """Token ids of each document: of an object of JSON, or of the whole text."""
+    entries = _entries(text, source)
+    if entries is None:
         yield tokenizer.encode(text, add_special_tokens=False)
         return
-    if _is_array(text):
-        found, unit = _objects(text), "object"
-    else:
-        found, unit = iter(text.split("\n")), "line"
-    for number, line in enumerate(found, 1):
-        if line.strip():
-            yield _line_ids(tokenizer, line, f"{source}, {unit} {number}")
+    for where, value in entries:
+        yield _entry_ids(tokenizer, value, f"{source}, {where}")
 
 
-def _is_array(text: str) -> bool:
-    return text.lstrip().startswith("[")
+def _entries(text: str, source: Path) -> Iterator[tuple[str, Any]] | None:
+    """The objects of JSON, in lines or a list, each with where it is; None for plain text.
+
+    Also where the file's name does not say it: braces and quotes are not the text of a model's use.
+    Raises ConfigError.
+    """
+    name, begin = source.name.lower().removesuffix(".gz"), text.lstrip("\ufeff \t\r\n")
+    is_named = name.endswith((".jsonl", ".json", parquet_text.ENDING))
+    if begin.startswith("["):
+        if isinstance(values := _parsed(text), list):
+            return ((f"object {number}", value) for number, value in enumerate(values, 1))
+        if is_named:
+            raise ConfigError(
+                f"calibration: {source} is not a JSON list, or is longer than "
+                f"{_MOST_CHARACTERS >> 20} Mi characters; write its objects as JSON lines"
+            )
+    first = _parsed(begin.partition("\n")[0])
+    if not is_named and not (isinstance(first, dict) and first.keys() & {"text", "messages"}):
+        return None
+    lines = ((n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip())
+    return ((f"line {number}", _parsed(line)) for number, line in lines)
 
 
-def _objects(text: str) -> Iterator[str]:
-    """The JSON of each value of an array, without one that the end of what is read has cut off."""
-    decode, at = json.JSONDecoder().raw_decode, text.index("[") + 1
-    while (at := _BETWEEN.match(text, at).end()) < len(text) and text[at] != "]":  # type: ignore[union-attr]
-        try:
-            end = decode(text, at)[1]
-        except (ValueError, RecursionError):
-            if len(text) <= _MOST_CHARACTERS:
-                yield text[at:]  # of which `_line_ids` says what is wrong
-            return
-        yield text[at:end]
-        at = end
-
-
-def _line_ids(tokenizer: Tokenizer, line: str, where: str) -> list[int]:
+def _parsed(text: str) -> Any:
+    """The value of JSON; None for what is none."""
     try:
-        values: Any = parse_json(line.encode())
+        return parse_json(text.encode())
     except ValueError:
-        values = None
+        return None
+
+
+def _entry_ids(tokenizer: Tokenizer, value: Any, where: str) -> list[int]:
+    if isinstance(value, str):
+        value = {"text": value}
     try:
-        found = _object_ids(tokenizer, values) if isinstance(values, dict) else None
+        found = _object_ids(tokenizer, value) if isinstance(value, dict) else None
     except InvalidRequestError as error:
         raise ConfigError(f"calibration: {where}: {error}") from error
     if found is None:
         raise ConfigError(
             f'calibration: {where} must be a JSON object with a string "text" or a list '
-            '"messages"; correct it'
+            '"messages", or a string; correct it'
         )
     return found
 
@@ -151,10 +156,7 @@ def _object_ids(tokenizer: Tokenizer, values: dict[str, Any]) -> list[int] | Non
 
 
 def _read(path: Path) -> str:
-    """A file's text, or as many whole lines from its start as are allowed.
-
-    Of a JSON array there is one character more, by which it is known to be cut.
-    """
+    """A file's text, or as many whole lines from its start as are allowed."""
     try:
         check_regular(path)  # a pipe or device might never end
     except (OSError, CheckpointError) as error:
@@ -169,7 +171,7 @@ def _read(path: Path) -> str:
         raise ConfigError(f"calibration: {path} is not UTF-8 text; convert it") from None
     except (OSError, EOFError, zlib.error) as error:
         raise _unreadable(path, error) from error
-    if len(text) <= _MOST_CHARACTERS or _is_array(text):
+    if len(text) <= _MOST_CHARACTERS:
         return text
     end = text.rfind("\n", 0, _MOST_CHARACTERS) + 1
     return text[: end or _MOST_CHARACTERS]

@@ -20,7 +20,7 @@ from quire.compress.quality_metrics import (
 )
 from quire.compress.task_answers import Task, count_right
 from quire.compress.text_samples import Windows
-from quire.errors import CheckpointError, ConfigError
+from quire.errors import CheckpointError
 from quire.models.config.pooling_config import read_pooling
 
 
@@ -28,14 +28,11 @@ from quire.models.config.pooling_config import read_pooling
 def compare_models(
     base: ModelParts, quantized: ModelParts, windows: Windows, tasks: list[Task], notify: Notify
 ) -> dict[str, Any]:
-    """The figures of a quality report. tasks: questions with right answers, perhaps none.
+    """The figures of a quality report of models with the same layers.
 
-    Raises ConfigError for models of different structure.
+    tasks: questions with right answers, perhaps none.
     """
-    if base.spec != quantized.spec:
-        raise ConfigError(
-            "base and quantized have different layers; name a model and its quantized copy"
-        )
+    assert base.spec == quantized.spec
     samples = [*windows, *(task.ids for task in tasks)]
     states = [parts.embed(samples) for parts in (base, quantized)]
     layers, length, found = [], max(map(len, samples)), dict[str, Any]()

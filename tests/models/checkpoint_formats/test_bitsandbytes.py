@@ -127,7 +127,7 @@ def test_tiles_of_old_versions_are_refused() -> None:
     [
         ({}, "load_in_4bit and load_in_8bit are false or missing; take"),
         ({"load_in_4bit": True, "bnb_4bit_quant_type": "af4"}, "bnb_4bit_quant_type is 'af4'"),
-        ({"load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"}, "storage is not 'uint8'"),
+        ({"load_in_4bit": True, "bnb_4bit_quant_storage": "int4"}, "storage is 'int4'; save the"),
     ],
     ids=["none", "kind", "storage"],
 )

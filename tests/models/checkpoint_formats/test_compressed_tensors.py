@@ -41,6 +41,15 @@ def other_shape(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
         tensors[name] = tensors[name] + 1
 
 
+def uncompressed(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+    """A model that was saved while its rounding was only simulated."""
+    config["quantization_config"] |= {"quantization_status": "frozen"}
+    for name in [name for name in tensors if name.endswith(".weight_packed")]:
+        n, k = tensors.pop(name.replace("packed", "shape")).tolist()
+        del tensors[name]
+        tensors[name.removesuffix("_packed")] = torch.zeros(n, k)
+
+
 def transformed(*locations: str) -> Change:
     """A rotation, and where it is applied: "input" for activations."""
     applied = [{"location": location, "targets": ["Linear"]} for location in locations]
@@ -127,19 +136,24 @@ test_what_does_not_fit_compressed_tensors_is_refused_by_name = refusals(
     ),
     ("packed", group_of(actorder="group"), r"missing: .*up_proj.weight_g_idx"),
     ("packed", drop("weight_scale"), r"missing: model.layers.0.mlp.up_proj.weight_scale"),
-    ("packed", configure(config_groups={}), r"config_groups is missing"),
+    ("packed", configure(config_groups={}), r"codes of .*0.mlp.down_proj, unlike config_groups"),
+    ("packed", uncompressed, r"16-bit numbers of .*down_proj and their scales: save .* compressed"),
     ("packed", configure(format="nvfp4-pack-quantized"), r"num_bits is 4 \(int, group, symmetric"),
     ("mxfp4", group_of(group_size=64), r"group_size is 64 \(group\), but MXFP4 has a scale"),
     ("mxfp4", group_of(strategy="channel"), r"\(channel\), but MXFP4 has a scale for each 32"),
     ("int8", configure(format="nvfp4-pack-quantized"), r"num_bits is 8 \(int, channel, symm"),
+    ("int8_bytes_zeros", drop("weight_zero_point"), r"missing: .*up_proj.weight_zero_point"),
+    ("nvfp4", drop("weight_global_scale"), r"missing: .*up_proj.weight_global_scale"),
+    ("nvfp4", spoil("weight_global_scale", 0.0), r"weight_global_scale is not above zero; downl"),
+    ("nvfp4", group_of(group_size=32), r"weight_scale .*not the \[\d+, \d\] .*group_size=32"),
+    ("mxfp8", spoil("weight_scale", 255), r"up_proj: a scale is too large, or not a number; d"),
     ("int4_bytes", large_code, r"up_proj: its weight has codes of more than 4 bits; take the"),
     ("int4_bytes", group_of(group_size=64), r"weight_scale .*its shape is .*, not the .* quan"),
-    ("packed", other_shape, r"proj: its weight_shape is \[\d+, \d+\], but weight_packed has"),
+    ("packed", other_shape, r"proj: its weight_shape is \[\d+, \d+\], but weight_packed is"),
     ("packed", configure(ignore=["re:("]), r"ignore holds '\(', which is not a regular"),
     ("packed", configure(ignore=["re:((a|b)+)+!"]), "ignore holds .*very long to match"),
     ("packed", configure(ignore=["re:" + ".*" * 5]), "ignore holds .*very long to match"),
     ("packed", configure(ignore=["re:" + "a" * 1001]), "ignore holds .*is too long"),
-    ("packed", configure(quantization_status="frozen"), r"is 'frozen'; save the checkpoint com"),
     ("int8", spoil("weight_scale"), r"up_proj: its weight_scale has a number that is not finite"),
     ("int8", only_one_scale, r"weight_scale .*its shape is \[1\], not the \[256\] or"),
     ("float_channel", only_one_scale, r"its shape is \[1\], not the \[256\] or"),

@@ -53,6 +53,29 @@ def beside_each_codes(leaf: str, value: Tensor) -> Change:
     return change
 
 
+def store_as(dtype: str) -> Change:
+    """bitsandbytes' codes as they are saved for training in shards: the same bytes."""
+
+    def change(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+        config["quantization_config"] |= {"bnb_4bit_quant_storage": dtype}
+        for name in [name for name in tensors if name.endswith(".weight.absmax")]:
+            codes = name.removesuffix(".absmax")
+            tensors[codes] = tensors[codes].flatten().view(getattr(torch, dtype))[:, None]
+
+    return change
+
+
+def add_group(**group: Any) -> Change:
+    """One more group of compressed-tensors' config."""
+
+    def change(_: dict[str, Tensor], config: dict[str, Any]) -> None:
+        section = copy.deepcopy(config["quantization_config"])
+        section["config_groups"]["group_1"] = group
+        config["quantization_config"] = section
+
+    return change
+
+
 def nest(_: dict[str, Tensor], config: dict[str, Any]) -> None:
     """As transformers saved a model that it had loaded with compressed-tensors."""
     inner = config["quantization_config"]
@@ -86,6 +109,15 @@ def as_fbgemm(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
     beside_each_codes("input_scale_ub", torch.tensor([1200.0]))(tensors, config)
 
 
+def as_mixed(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+    """ModelOpt's config where modules differ, and have names."""
+    modules = [name.removesuffix(".weight_scale") for name in tensors if name.endswith("_scale")]
+    config["quantization_config"] = {
+        "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": {module: {"quant_algo": "FP8"} for module in modules},
+    }  # fmt: skip
+
+
 def logits(folder: Path) -> Tensor:
     return PagedModel(*load_folder(folder, prepared_weights="none")).prefill(PROMPT)
 
@@ -94,12 +126,16 @@ def logits(folder: Path) -> Tensor:
     ("name", "change"),
     [
         ("nf4_nested", rename({"quant_method": ""})),  # transformers before 4.35
+        ("nf4", store_as("bfloat16")),
+        ("nf4_nested", store_as("float32")),
         ("packed", rename({}, quant_method="compressed_tensors")),
         ("packed", nest),
         ("packed", as_compression_config),
         ("packed", without_order),
         ("packed", beside_each_codes("input_scale", torch.ones(1))),
         ("packed", rename({}, sparsity_config={"format": "dense"})),
+        ("packed", rename({}, quantization_status="frozen")),  # older llm-compressor's
+        ("packed", add_group(targets=["LlamaAttention"], input_activations={"num_bits": 8})),
         ("int8", beside_each_codes("input_zero_point", torch.zeros(1, dtype=torch.int8))),
         ("float_tokens", beside_each_codes("output_scale", torch.ones(1))),
         ("float_block", text_of_block),
@@ -109,6 +145,7 @@ def logits(folder: Path) -> Tensor:
         ("awq", rename({"modules_to_not_convert": ""}, dynamic={f"-:{DOWN}": {}})),
         ("awq", rename({"bits": "w_bit", "group_size": "q_group_size"})),
         ("modelopt", rename({"ignore": ""}, exclude_modules=["lm_head", "layers.1.mlp.down_proj"])),
+        ("modelopt", as_mixed),
         ("float_channel", rename({}, ignore=["lm_head", f"re:{DOWN}"])),
         ("float_channel", rename({}, ignore=[DOWN])),  # AutoRound's, which names no head
         ("packed", rename({}, ignore=[DOWN])),
@@ -159,7 +196,12 @@ MORE: dict[str, dict[str, Any]] = {  # settings that the checkpoints of other te
         "kv_cache_scheme": {"type": "float", "num_bits": 8},
     },
     "nf4": {"bnb_4bit_quant_storage": "uint8"},
-    "modelopt": {"kv_cache_quant_algo": "FP8", "exclude_modules": ["*a"]},
+    "modelopt_nvfp4": {"config_groups": {"group_0": {"weights": {"group_size": 16}}}},
+    "modelopt": {
+        "quantized_layers": {"a": {"quant_algo": "FP8"}},
+        "kv_cache_quant_algo": "FP8",
+        "exclude_modules": ["*a"],
+    },
     "fp8": {"ignored_layers": ["a"], "fmt": "e4m3"},
 }
 
@@ -211,6 +253,21 @@ test_other_layouts_are_refused_by_the_setting = refusals(
     ),
     ("modelopt", configure(quant_algo="FP8_PER_CHANNEL_PER_TOKEN"), r"its shape is \[\], not"),
 )
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        (("quantization",), "quantization is that of MLX"),
+        (("quantization", "quantization_config"), "quant_method is missing, as in .* of MLX"),
+    ],
+)
+def test_checkpoints_of_mlx_are_refused_as_such(keys: tuple[str, ...], text: str) -> None:
+    """Its codes are not those of any other format, and its config names no method."""
+    values = {key: {"group_size": 64, "bits": 4} for key in keys}
+    config = ConfigFile(Path("/model/config.json"), values)
+    with pytest.raises(CheckpointError, match=rf"{text}.*, which .* not read; take a checkpoint"):
+        read_checkpoint_format(config)
 
 
 def keys_of(value: Any) -> set[str]:

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from quire.compress.model_parts import ModelParts
 from quire.config import ModelSettings
+from quire.config_file import ConfigFile
 from quire.errors import CheckpointError
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
+from quire.models.checkpoint_formats.modelopt import read_modelopt
 from quire.models.config.model_config import ModelConfig
 
 
@@ -39,7 +41,9 @@ def not_a_number(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
     tensors["model.layers.0.mlp.up_proj.weight"].view(torch.uint8)[-1, -1] = 0xFF
 
 
-FP8_METHODS = [name for name in METHODS if name.startswith(("fp8", "float", "modelopt"))]
+FP8_METHODS = [
+    name for name in METHODS if name.startswith(("fp8", "float", "modelopt")) and "fp4" not in name
+]
 
 
 @pytest.mark.parametrize("setting", ["none", "fp8"])
@@ -79,6 +83,20 @@ def test_modelopts_own_config_file_is_read(tmp_path: Path) -> None:
     load_folder(tmp_path, prepared_weights="none")
 
 
+def scale_inputs(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+    """ModelOpt's SmoothQuant and AWQ, where no norm takes the scales up."""
+    tensors["model.layers.0.mlp.down_proj.pre_quant_scale"] = torch.ones(256)
+
+
+def test_groups_of_modelopts_weights_are_those_of_either_file() -> None:
+    groups = {"group_0": {"weights": {"group_size": 32}}}
+    for own in ({"group_size": 32}, {"config_groups": groups}):
+        values = {"quant_algo": "W4A16_NVFP4", **own}
+        found = read_modelopt(ConfigFile(Path("config.json"), values)).stored_linear(DOWN)
+        assert found is not None
+        assert found.tensors(128, 256)["weight_scale"].shapes == ((128, 8),)
+
+
 def test_codes_without_a_config_are_refused(tmp_path: Path) -> None:
     write_quantized("fp8", tmp_path, lambda _, config: config.pop("quantization_config"))
     with pytest.raises(CheckpointError, match=r"config.json has no quantization_config: take"):
@@ -86,7 +104,16 @@ def test_codes_without_a_config_are_refused(tmp_path: Path) -> None:
 
 
 test_what_does_not_fit_fp8_is_refused_by_name = refusals(
-    ("modelopt", configure(quant_algo="NVFP4"), r"quant_algo is 'NVFP4'; take a checkpoint in"),
+    (
+        "modelopt",
+        configure(quant_algo="W4A8_AWQ"),
+        r"quant_algo is 'W4A8_AWQ'; take a checkpoint in",
+    ),
+    (
+        "modelopt",
+        scale_inputs,
+        r"down_proj.pre_quant_scale; .* multiplied by pre_quant_scale, which",
+    ),
     ("fp8", cast("weight", torch.bfloat16), r"up_proj.weight .*BF16, not the F8_E4M3"),
     ("fp8", cast("weight", torch.float8_e4m3fnuz), r"weight .*F8_E4M3FNUZ, not the F8_E4M3"),
     ("fp8", configure(weight_block_size=[128]), r"weight_block_size is \[128\]; it must be two"),

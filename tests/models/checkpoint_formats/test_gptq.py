@@ -87,7 +87,7 @@ def test_an_order_is_needed_only_where_groups_may_have_one(
 
 test_what_does_not_fit_gptq_is_refused_by_name = refusals(
     ("gptq", configure(bits=8), r"its shape is .*\(bits=8, group_size=\d+, sym=True, desc_act=F"),
-    ("gptq", configure(bits=3), r"bits is 3; take a checkpoint of 4 or 8 bits"),
+    ("gptq", configure(bits=5), r"bits is 5; take a checkpoint of 2, 3, 4 or 8 bits"),
     ("gptq", configure(checkpoint_format="marlin"), r"is 'marlin'; take a checkpoint in 'gptq'"),
     *(
         ("gptq", configure(checkpoint_format="gptq_v2", sym=sym), r"proj: its .*in 'gptq', but")
@@ -96,6 +96,8 @@ test_what_does_not_fit_gptq_is_refused_by_name = refusals(
     ("gptq", as_version_2, r"proj: its .* in 'gptq_v2', but quant.* says 'gptq'; correct"),
     ("gptq_v2", configure(checkpoint_format="gptq"), r"one off .*in 'gptq_v2', but .*'gptq'; "),
     ("gptq_v2", as_version_1, r"one off .*in 'gptq', but .* says 'gptq_v2'; cor"),
+    ("gptq_3_order", configure(checkpoint_format="gptq_v2"), r"one off .*in 'gptq', but .*_v2'; "),
+    ("gptq_2", configure(checkpoint_format="gptq_v2"), r"symmetric codes in 'gptq', but .*_v2'; "),
     ("gptq_v2", configure(sym=True), r"proj: its qzeros are not those of symmetric codes"),
     ("gptq", configure(dynamic={"-:(": {}}), r"dynamic.-:\( holds '\(', which is not a reg"),
     ("gptq_order", drop("g_idx"), r"missing: model.layers.0.mlp.up_proj.g_idx"),

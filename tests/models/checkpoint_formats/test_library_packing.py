@@ -20,10 +20,10 @@ from quire.compress.packing import LEAST_ZERO, awq_tensors, gptq_tensors, packed
 from quire.compress.quantized_rows import IntegerCodes
 from quire.kernels.torch_dtypes import dtype_name
 from quire.models.checkpoint_formats.awq import AwqLinear
-from quire.models.checkpoint_formats.compressed_tensors import PackedLinear
 from quire.models.checkpoint_formats.gptq import GptqLinear
 from quire.models.checkpoint_formats.integer_linear import IntegerLinear
 from quire.models.checkpoint_formats.integer_rows import unpacked
+from quire.models.checkpoint_formats.stored_packed import PackedLinear
 
 written = partial(stored_in, Path(__file__).with_name("library_packing.safetensors"))
 LINEARS: dict[str, GptqLinear | AwqLinear | PackedLinear] = {

@@ -135,6 +135,8 @@ def test_what_is_no_scale_is_named(checkpoint: Callable, tmp_path: Path, scale: 
         ({"kv_cache_scheme": {"type": "int", "num_bits": 8}}, None),
         ({"kv_cache_scheme": None}, None),
         ({"kv_cache_quant_algo": "FP8"}, "fp8"),
+        ({"kv_cache_scheme": "FP8"}, "fp8"),
+        ({"kv_cache_scheme": "NVFP4"}, None),  # ModelOpt's, where it is not FP8
     ],
 )
 def test_auto_takes_the_checkpoints_type(

@@ -1,4 +1,4 @@
-"""Checkpoints of AutoRound: integers packed as GPTQ's or AWQ's, FP8 and MXFP4. No torch."""
+"""Checkpoints of AutoRound: integers packed as GPTQ's or AWQ's, FP8, MXFP8 and FP4. No torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from quire.models.checkpoint_formats.module_rules import (
     check_patterns,
     surrounded,
 )
-from quire.models.checkpoint_formats.stored_mxfp4 import Mxfp4Linear
+from quire.models.checkpoint_formats.stored_fp4 import (
+    MXFP4_GROUP,
+    NVFP4_GROUP,
+    Mxfp4Linear,
+    Nvfp4Linear,
+)
+from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
 
 _FULL_BITS = (16, 32)  # of what is not quantized
 _LESS = ("auto_round:auto_gptq", "auto_round:gptq", "auto")  # zero points are stored less 1
@@ -67,12 +73,17 @@ def _linear(config: ConfigFile, own: ConfigFile, bits: int) -> StoredLinear | No
             return fp8_linear(config, rounds=rounds)
         case "mx_fp", 4:
             return Mxfp4Linear(where, "weight_packed", "weight_scale")
+        case "mx_fp", 8:
+            return Fp8Linear(where, "weight_scale", (1, MXFP4_GROUP))
+        case "nv_fp", 4:
+            group = own.integer("group_size", config.integer("group_size", NVFP4_GROUP))
+            return Nvfp4Linear(where, "weight_packed", "weight_global_scale", group, divides=True)
         case "int", _ if not rounds:
             return _integers(config, own, bits)
     raise own.wrong(
         "act_bits" if kind == "int" else "data_type",
         f"is {kind!r} with {bits} bits, act_bits {act_bits}; take integers with 16-bit "
-        "activations, fp (FP8) of 8 bits or mx_fp (MXFP4) of 4",
+        "activations, fp (FP8) of 8 bits, mx_fp of 4 or 8 or nv_fp of 4",
     )
 
 

@@ -1,9 +1,10 @@
 """Checkpoints of bitsandbytes: NF4 and FP4, and the eight bits of LLM.int8. No torch at import.
 
-Four bits: `weight` uint8 [N · K / 2, 1], of two codes the first in the upper bits; `absmax`, the
-scale of each 64 numbers in a row; `quant_map`, what codes stand for. With double quantization the
-scales have eight bits: nested_quant_map[absmax] · nested_absmax + an offset, which stands with the
-other settings in JSON, as a tensor of bytes. (Dettmers et al., 2023)
+Four bits: `weight` uint8 [N · K / 2, 1], of two codes the first in the upper bits, or the same
+bytes as another data type; `absmax`, the scale of each 64 numbers in a row; `quant_map`, what codes
+stand for. With double quantization the scales have eight bits: nested_quant_map[absmax] ·
+nested_absmax + an offset, which stands with the other settings in JSON, as a tensor of bytes.
+(Dettmers et al., 2023)
 
 Eight bits: `weight` int8 [N, K] and `SCB`, the largest magnitude of each output.
 (Dettmers et al., 2022)
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
 _BLOCK, NESTED_BLOCK = 64, 256  # numbers that share a scale; scales that share one
 _KINDS = ("nf4", "fp4")
+# of codes: safetensors' name, and bytes of an item
+_STORAGES = {
+    "uint8": ("U8", 1), "bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4),
+}  # fmt: skip
 _STEP = 1 << 22  # numbers that are made at a time; whole blocks
 _MOST_STATE = 1 << 17  # bytes of settings in JSON; real ones have some hundreds
 _UNIT = 7.874015718698502e-3  # 1 / 127, as bitsandbytes writes it
@@ -41,17 +46,23 @@ _UNIT = 7.874015718698502e-3  # 1 / 127, as bitsandbytes writes it
 
 @dataclass(frozen=True, slots=True)
 class FourBitLinear(StoredLinear):
-    """Codes of four bits. kind: "nf4" or "fp4". is_nested: scales have eight bits."""
+    """Codes of four bits. kind: "nf4" or "fp4". is_nested: scales have eight bits.
+
+    storage: the data type that the bytes of codes are saved as.
+    """
 
     config_names: ClassVar[Mapping[str, str]] = {
         "kind": "bnb_4bit_quant_type", "is_nested": "bnb_4bit_use_double_quant",
+        "storage": "bnb_4bit_quant_storage",
     }  # fmt: skip
     kind: str
     is_nested: bool
+    storage: str = "uint8"
 
     def problem(self, n: int, k: int) -> str | None:
         """See `StoredLinear`."""
-        return f"{n} · {k} numbers are odd" if n * k % 2 else None
+        shared = 2 * _STORAGES[self.storage][1]
+        return f"{n} · {k} numbers are not a multiple of {shared}" if n * k % shared else None
 
     def spec(self, k: int) -> QuantSpec | None:
         """See `StoredLinear`: where no block goes on in the next row."""
@@ -59,9 +70,10 @@ class FourBitLinear(StoredLinear):
 
     def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
         """See `StoredLinear`."""
-        blocks = -(-n * k // _BLOCK)
+        blocks, (dtype, size) = -(-n * k // _BLOCK), _STORAGES[self.storage]
+        count = n * k // 2 // size
         found = {
-            "weight": StoredTensor(((n * k // 2, 1), (1, n * k // 2)), ("U8",)),
+            "weight": StoredTensor(((count, 1), (1, count)), (dtype,), are_codes=True),
             "weight.absmax": StoredTensor(((blocks,),), ("U8" if self.is_nested else "F32",)),
             "weight.quant_map": StoredTensor(((16,),), ("F32",)),
             self._state_name: StoredTensor((), ("U8",)),
@@ -83,7 +95,7 @@ class FourBitLinear(StoredLinear):
         if k % _BLOCK:
             raise ValueError(f"its {self._state_name} has rows of {k}; quantize the model again")
         scale = in_float16(self._scales(tensors)).view(n, k // _BLOCK)
-        shared = tensors["weight"].reshape(n, k // 2)
+        shared = _bytes(tensors["weight"]).view(n, k // 2)
         return CodebookWeight(shared >> 4 | shared << 4, scale, self.kind, _BLOCK)
 
     def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
@@ -93,7 +105,7 @@ class FourBitLinear(StoredLinear):
         from quire.kernels.torch_dtypes import torch_dtype
 
         n, k = self._shape(tensors)
-        shared, scales = tensors["weight"].flatten(), self._scales(tensors)
+        shared, scales = _bytes(tensors["weight"]), self._scales(tensors)
         out = torch.empty(n * k, dtype=torch_dtype(dtype), device=shared.device)
         for begin in range(0, n * k, _STEP):
             part = shared[begin // 2 : (begin + _STEP) // 2]
@@ -121,7 +133,7 @@ class FourBitLinear(StoredLinear):
         """Outputs and inputs by the settings. Raises ValueError for those that are not read."""
         match self._state(tensors):
             case {"blocksize": 64, "shape": [int() as n, int() as k]} if (
-                n > 0 and type(n) is type(k) is int and n * k == 2 * tensors["weight"].numel()
+                n > 0 and type(n) is type(k) is int and n * k == 2 * tensors["weight"].nbytes
             ):
                 return n, k
         raise ValueError(
@@ -145,6 +157,13 @@ class FourBitLinear(StoredLinear):
             if isinstance(offset, float) and math.isfinite(offset):
                 return found
         raise ValueError(f"its {self._state_name} is damaged; download the file again")
+
+
+def _bytes(stored: Tensor) -> Tensor:
+    """Codes in any data type as uint8, in one dimension."""
+    import torch
+
+    return stored.contiguous().flatten().view(torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +237,7 @@ def _four_bits(config: ConfigFile, where: str) -> FourBitLinear:
     kind, storage = config.text("bnb_4bit_quant_type", "fp4"), "bnb_4bit_quant_storage"
     if kind not in _KINDS:
         raise config.wrong("bnb_4bit_quant_type", f"is {kind!r}; take a checkpoint in NF4 or FP4")
-    if config.text(storage, "uint8") != "uint8":
-        raise config.wrong(storage, "is not 'uint8'; save the checkpoint with codes in uint8")
-    return FourBitLinear(where, kind, config.boolean("bnb_4bit_use_double_quant", False))
+    if (stored := config.text(storage, "uint8")) not in _STORAGES:
+        known = ", ".join(_STORAGES)
+        raise config.wrong(storage, f"is {stored!r}; save the checkpoint with one of {known}")
+    return FourBitLinear(where, kind, config.boolean("bnb_4bit_use_double_quant", False), stored)

@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from quire.kernels.operands import QuantizedWeight
 
 SCALE_DTYPES = ("F16", "BF16", "F32")
+_BIAS = 127  # of e8m0
+ROW_BITS = (4, 8)
 LARGEST_EXPONENT = 60  # of a scale, as a power of two: squares of larger numbers overflow float32
+
+
+def row_bits(bits: int) -> int:
+    """The bits of an integer code in rows, of `ROW_BITS`, where the checkpoint has `bits`."""
+    return 4 if bits <= 4 else 8
 
 
 def scale_shapes(n: int, per: str) -> tuple[tuple[int, ...], ...]:
@@ -40,16 +47,24 @@ def in_float16(scale: Tensor) -> Tensor:
     return found
 
 
+def check_exponents(scale: Tensor) -> None:
+    """Raise ValueError for exponents of two in bytes (e8m0) that are out of range."""
+    if bool((scale > _BIAS + LARGEST_EXPONENT).any()):  # 255: not a number
+        raise ValueError("a scale is too large, or not a number; download the file again")
+
+
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """Required types and shape of a quantized weight's tensor. dtypes: safetensors' names.
 
-    shapes: any of these; empty for any at all. needed: whether it has to be there.
+    shapes: any of these; empty for any at all. needed: whether it has to be there. are_codes:
+    whether it is codes, whatever its data type says.
     """
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     needed: bool = True
+    are_codes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

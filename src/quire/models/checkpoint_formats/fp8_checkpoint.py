@@ -1,16 +1,12 @@
-"""Checkpoints in FP8: `quant_method` fp8, also GPTQModel's, fbgemm_fp8, modelopt. No torch."""
+"""Checkpoints in FP8: `quant_method` fp8, also GPTQModel's, and fbgemm_fp8. No torch."""
 
 from __future__ import annotations
-
-import re
-from fnmatch import translate
 
 from quire.config_file import ConfigFile
 from quire.models.checkpoint_formats.module_rules import ModuleRules, read_dynamic, read_ignored
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
 
 _MEANING = "weight_scale_semantics"  # GPTQModel's: the name means what it says
-_MODELOPT = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "channel"}  # what has a scale
 
 
 def read_fp8(config: ConfigFile) -> ModuleRules:
@@ -56,26 +52,6 @@ def _changed(linear: Fp8Linear, config: ConfigFile) -> Fp8Linear:
     for key in config.values:
         raise config.wrong(key, "is set for some modules; take a checkpoint with one FP8 layout")
     return linear
-
-
-def read_modelopt(config: ConfigFile) -> ModuleRules:
-    """The format of ModelOpt's quantization_config, or hf_quant_config.json.
-
-    Raises CheckpointError.
-    """
-    algorithm = config.text("quant_algo")
-    if algorithm not in _MODELOPT:
-        known = " or ".join(_MODELOPT)
-        raise config.wrong("quant_algo", f"is {algorithm!r}; take a checkpoint in {known}")
-    ignored = config.texts("ignore") + config.texts("exclude_modules")
-    return ModuleRules(
-        name="modelopt",
-        linear=Fp8Linear(config.location, "weight_scale", per=_MODELOPT[algorithm]),
-        rules=tuple((re.compile(translate(pattern)), None) for pattern in ignored),
-        ignored=frozenset(ignored),
-        has_head=True,
-        choice=f"ignore and exclude_modules of {config.location}",
-    )
 
 
 def read_block(config: ConfigFile, key: str) -> tuple[int, int]:

@@ -1,8 +1,9 @@
-"""Checkpoints of GPTQ: four or eight bits, with and without act-order. No torch at import.
+"""Checkpoints of GPTQ: 2, 3, 4 or 8 bits, with and without act-order. No torch at import.
 
-qweight [K · bits / 32, N]: a word holds inputs that follow each other, the first in the lowest
-bits; qzeros [groups, N · bits / 32] likewise of outputs, less 1 in version 1; scales [groups, N];
-g_idx [K]: the group of each input. (Frantar et al., 2023; AutoGPTQ, GPTQModel, AutoRound)
+qweight [K · bits / 32, N]: words hold inputs that follow each other, the first in the lowest
+bits, one of three bits perhaps in two words; qzeros [groups, N · bits / 32] likewise of outputs,
+less 1 in version 1; scales [groups, N]; g_idx [K]: the group of each input. (Frantar et al., 2023;
+AutoGPTQ, GPTQModel, AutoRound)
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from quire.config_file import ConfigFile
 from quire.kernels.operands import QuantSpec
-from quire.models.checkpoint_formats.checkpoint_format import SCALE_DTYPES, StoredTensor
+from quire.models.checkpoint_formats.checkpoint_format import SCALE_DTYPES, StoredTensor, row_bits
 from quire.models.checkpoint_formats.integer_linear import (
     IntegerLinear,
     group_problem,
     integer_spec,
     num_groups,
+    num_words,
+    whole_words,
 )
 from quire.models.checkpoint_formats.module_rules import ModuleRules, first_text, read_dynamic
 
@@ -27,8 +30,7 @@ if TYPE_CHECKING:
 
     from quire.models.checkpoint_formats.integer_rows import IntegerRows
 
-_WORD = 32  # bits
-_BITS = (4, 8)
+_BITS = (2, 3, 4, 8)
 _SAMPLE_BYTES, _LEAST_CODES = 1 << 19, 1 << 12  # of a weight, to look where the middle is
 _ONE_OFF = 0.2  # steps around one
 
@@ -53,7 +55,7 @@ class GptqLinear(IntegerLinear):
 
     def problem(self, n: int, k: int) -> str | None:
         """See `StoredLinear`."""
-        shared = _WORD // self.bits
+        shared = whole_words(self.bits)
         if n % shared or k % shared:
             return f"{n} outputs or {k} inputs are not a multiple of {shared}"
         return group_problem(self.group)
@@ -65,11 +67,11 @@ class GptqLinear(IntegerLinear):
 
     def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
         """See `StoredLinear`."""
-        shared, groups = _WORD // self.bits, num_groups(self.group, k)
+        groups = num_groups(self.group, k)
         has_order = groups > 1 if self.is_ordered is None else self.is_ordered
         return {
-            "qweight": StoredTensor(((k // shared, n),), ("I32",)),
-            "qzeros": StoredTensor(((groups, n // shared),), ("I32",)),
+            "qweight": StoredTensor(((num_words(k, self.bits), n),), ("I32",)),
+            "qzeros": StoredTensor(((groups, num_words(n, self.bits)),), ("I32",)),
             "scales": StoredTensor(((groups, n),), SCALE_DTYPES),
             "g_idx": StoredTensor(((k,),), ("I32", "I64"), needed=has_order),
         }
@@ -86,25 +88,30 @@ class GptqLinear(IntegerLinear):
             words_as_rows,
         )
 
-        codes = words_as_rows(tensors["qweight"].t())
+        codes, bits = words_as_rows(tensors["qweight"].t(), self.bits), row_bits(self.bits)
         if self.is_ordered and bool((tensors["g_idx"] < 0).any()):  # as if they were in order
             raise ValueError("its g_idx has inputs of no group; download the file again")
-        codes, permutation = sorted_by_group(codes, tensors.get("g_idx"), self.bits)
+        codes, permutation = sorted_by_group(codes, tensors.get("g_idx"), bits)
         zeros = self._zeros(tensors["qzeros"])
-        if zeros is not None and self.bits == 4:
+        if zeros is not None and bits == 4:
             self._check_middle(codes, zeros)
-        return IntegerRows(codes, tensors["scales"].t(), zeros, self.bits, permutation)
+        return IntegerRows(codes, tensors["scales"].t(), zeros, bits, permutation)
 
     def _zeros(self, words: Tensor) -> Tensor | None:
-        from quire.models.checkpoint_formats.integer_rows import unpacked, words_as_rows
+        from quire.models.checkpoint_formats.integer_rows import (
+            code_offset,
+            unpacked,
+            words_as_rows,
+        )
 
-        zeros, half = unpacked(words_as_rows(words), self.bits).t(), 2 ** (self.bits - 1)
+        moved, half = code_offset(self.bits), 2 ** (self.bits - 1)
+        zeros = unpacked(words_as_rows(words, self.bits), row_bits(self.bits)).t() - moved
         if bool((zeros == (half if self.stores_less else half - 1)).all()):
             raise self._other_version("those of symmetric codes")
         if self.stores_less:
             zeros = zeros + 1 & 2**self.bits - 1
         if not self.is_symmetric:
-            return zeros
+            return zeros + moved
         if not bool((zeros == half).all()):
             raise ValueError(
                 "its qzeros are not those of symmetric codes, but sym of "
@@ -173,7 +180,7 @@ def _chosen(config: ConfigFile, key: str) -> tuple[str, ...]:
 def read_bits(config: ConfigFile, bits: int) -> int:
     """The bits of codes. Raises CheckpointError for those that are not read."""
     if bits not in _BITS:
-        raise config.wrong("bits", f"is {bits}; take a checkpoint of 4 or 8 bits")
+        raise config.wrong("bits", f"is {bits}; take a checkpoint of 2, 3, 4 or 8 bits")
     return bits
 
 

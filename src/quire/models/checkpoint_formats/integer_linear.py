@@ -1,4 +1,4 @@
-"""Weights of 4 and 8 bits, wherever a checkpoint has their bits: what is known before any is read.
+"""Weights of 2 to 8 bits, wherever a checkpoint has their bits: what is known before any is read.
 
 No torch.
 """
@@ -12,13 +12,25 @@ from typing import TYPE_CHECKING
 
 from quire.kernels.formats.int8 import GROUP_STEP
 from quire.kernels.operands import QuantSpec
-from quire.models.checkpoint_formats.checkpoint_format import StoredLinear
+from quire.models.checkpoint_formats.checkpoint_format import StoredLinear, row_bits
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from quire.kernels.operands import QuantizedWeight
     from quire.models.checkpoint_formats.integer_rows import IntegerRows
+
+_WORD = 32  # bits
+
+
+def num_words(count: int, bits: int) -> int:
+    """Words of 32 bits that have so many codes, one after the other."""
+    return -(-count * bits // _WORD)
+
+
+def whole_words(bits: int) -> int:
+    """The least number of codes that fills words of 32 bits."""
+    return _WORD // math.gcd(_WORD, bits)
 
 
 class IntegerLinear(StoredLinear):
@@ -78,7 +90,7 @@ def integer_spec(
 
     rounds: whether activations are rounded to bytes as well, as with INT8 while the model runs.
     """
-    size = equal_group(group, k)
+    size, bits = equal_group(group, k), row_bits(bits)
     if bits == 4 and size > 0 and size % GROUP_STEP == 0:
         return QuantSpec("int4", size, zeros, permuted=permuted and size < k)
     if bits == 8 and size == k and rounds and not zeros:

@@ -3,7 +3,8 @@
 Owns the way from such rows to canonical rows or to numbers, and act-order: the order in which
 inputs were grouped, from the group of each (g_idx). Where a checkpoint's bits lie is known to its
 own file. Codes are unsigned: (code - zero) · scale, where zero is half of their range if there are
-no zero points.
+no zero points. Codes of fewer bits are moved to the middle of the wider range, with their zero
+points, so that their numbers stay the same.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from quire.kernels.byte_operands import ByteWeight
 from quire.kernels.operands import Int4Weight, Int8Weight, QuantizedWeight
 from quire.kernels.reference_arrays import few_rows
 from quire.kernels.reference_quantized import PIECE_ELEMENTS
-from quire.models.checkpoint_formats.checkpoint_format import in_float16
+from quire.models.checkpoint_formats.checkpoint_format import ROW_BITS, in_float16, row_bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,33 @@ def sorted_by_group(codes: Tensor, g_idx: Tensor | None, bits: int) -> tuple[Ten
     return codes, permutation
 
 
-def words_as_rows(words: Tensor) -> Tensor:
-    """int32 words [N, K · bits / 32], lower bits first, as uint8 [N, K · bits / 8]."""
+def words_as_rows(words: Tensor, bits: int) -> Tensor:
+    """int32 words [N, ceil(K · bits / 32)], lower bits first, as rows of `row_bits`, uint8.
+
+    Where bits are left in the last word, there are columns for these, too.
+    """
     flat = words.contiguous().flatten()  # of one column, strides may be any
-    return flat.view(torch.uint8).view(len(words), -1)
+    rows = flat.view(torch.uint8).view(len(words), -1)
+    if bits in ROW_BITS:
+        return rows
+    return packed(_from_stream(rows, bits) + code_offset(bits), row_bits(bits))
+
+
+def code_offset(bits: int) -> int:
+    """The number that moves codes of so few bits to the middle of the range of `row_bits`."""
+    return (1 << row_bits(bits) - 1) - (1 << bits - 1)
+
+
+def _from_stream(rows: Tensor, bits: int) -> Tensor:
+    """Codes that follow each other in bytes [N, B], lower bits first, as uint8 [N, B · 8 / bits].
+
+    A code may be in two bytes; `bits` bytes have eight codes.
+    """
+    rows = torch.nn.functional.pad(rows, (0, -rows.shape[1] % bits))
+    eight = torch.zeros(len(rows), rows.shape[1] // bits, dtype=torch.int64, device=rows.device)
+    for index in range(bits):
+        eight |= rows[:, index::bits].long() << 8 * index
+    out = torch.empty(*eight.shape, 8, dtype=torch.uint8, device=rows.device)
+    for index in range(8):
+        out[:, :, index] = eight >> bits * index & 2**bits - 1
+    return out.flatten(1)

@@ -53,10 +53,8 @@ def read_kv_cache_dtype(section: ConfigFile | None) -> str | None:
     if section.get("kv_cache_quant_algo") == "FP8":  # ModelOpt's
         return "fp8"
     scheme = section.get("kv_cache_scheme")
-    if scheme == "static":  # AutoFP8's
-        return "fp8"
-    if scheme is None:
-        return None
+    if scheme is None or isinstance(scheme, str):  # AutoFP8's, and ModelOpt's for other types
+        return "fp8" if scheme in ("static", "FP8") else None
     found = section.section("kv_cache_scheme")
     if found is None:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire.config_file import ConfigFile
+from quire.errors import CheckpointError
 from quire.model_folder import QUANTIZATION_FILES
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def read_checkpoint_format(config: ConfigFile) -> CheckpointFormat | None:
     """The quantization of a checkpoint's weights; None if there is none. Raises CheckpointError."""
     section = quantization_section(config)
     if section is None:
+        if config.get("quantization"):
+            raise _unread(config, "quantization", "is that of MLX")
         return None
     if rotation := next(filter(section.get, _ROTATIONS), None):
         raise section.wrong(
@@ -51,12 +54,19 @@ def read_checkpoint_format(config: ConfigFile) -> CheckpointFormat | None:
 
     is_bitsandbytes = any(section.boolean(key, False) for key in _OF_BITSANDBYTES)
     default = "bitsandbytes" if is_bitsandbytes else QUANTIZATION_FILES.get(section.path.name)
+    if section.get("quant_method") is None and default is None:
+        raise _unread(section, "quant_method", "is missing, as in the format of MLX")
     method = section.text("quant_method", default)
     method = _SPELLINGS.get(method, method)
     if method not in READERS:
-        raise section.wrong(
-            "quant_method",
-            f"is {method!r}, which is not read; take a checkpoint of {', '.join(READERS)}, or the "
-            "16-bit one",
-        )
+        raise _unread(section, "quant_method", f"is {method!r}")
     return READERS[method](section)
+
+
+def _unread(config: ConfigFile, key: str, what: str) -> CheckpointError:
+    from quire.models.checkpoint_formats.config_readers import READERS
+
+    known = ", ".join(READERS)
+    return config.wrong(
+        key, f"{what}, which is not read; take a checkpoint of {known}, or the 16-bit one"
+    )

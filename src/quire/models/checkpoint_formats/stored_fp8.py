@@ -12,6 +12,7 @@ from quire.models.checkpoint_formats.checkpoint_format import (
     SCALE_DTYPES,
     StoredLinear,
     StoredTensor,
+    check_exponents,
     scale_shapes,
 )
 
@@ -40,11 +41,22 @@ class Fp8Linear(StoredLinear):
     @property
     def settings(self) -> str:
         """See `StoredLinear`."""
+        if self.block is None:
+            return ""
+        if self.is_in_groups:
+            return f" (group_size={self.block[1]})"
         key = "weight_block_size" if self.scale.endswith("_inv") else "block_structure"
-        return "" if self.block is None else f" ({key}={list(self.block)})"
+        return f" ({key}={list(self.block)})"
+
+    @property
+    def is_in_groups(self) -> bool:
+        """Whether inputs of one output share a scale, which no kernel has, in place of blocks."""
+        return self.block is not None and self.block[0] == 1
 
     def spec(self, k: int) -> QuantSpec | None:
         """See `StoredLinear`."""
+        if self.is_in_groups:
+            return None
         kind, of_inputs = ("fp8", 0) if self.block is None else ("fp8_block", self.block[1])
         spec = QuantSpec(kind if self.rounds else f"{kind}_a16", of_inputs)
         return spec if format_of(spec).fits(1, k) else None
@@ -54,10 +66,12 @@ class Fp8Linear(StoredLinear):
         shapes = scale_shapes(n, self.per)
         if self.block is not None:
             rows, columns = self.block
-            shapes = ((-(-n // rows), -(-k // columns)),)
+            blocks = -(-n // rows), -(-k // columns)
+            shapes = blocks, (blocks[0], 1, blocks[1], 1)  # the second is ModelOpt's
+        exponents = ("F8_E8M0", "U8") if self.is_in_groups else ("F8_E8M0",)  # both of MXFP8
         return {
             "weight": StoredTensor(((n, k),), ("F8_E4M3",)),
-            self.scale: StoredTensor(shapes, (*SCALE_DTYPES, "F8_E8M0")),
+            self.scale: StoredTensor(shapes, (*SCALE_DTYPES, *exponents)),
         }
 
     def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
@@ -96,7 +110,15 @@ class Fp8Linear(StoredLinear):
 
     def _scales(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Scales by which codes are multiplied, float32. Raises ValueError for what is none."""
-        scale = tensors[self.scale].float()
+        import torch
+
+        scale = tensors[self.scale]
+        if self.block is not None:
+            scale = scale.flatten(1)
+        if scale.dtype == torch.uint8:  # e8m0, which `torch.float8_e8m0fnu` has, too
+            check_exponents(scale)
+            scale = scale.view(torch.float8_e8m0fnu)
+        scale = scale.float()
         if not self.divides:
             return scale
         if not bool((found := scale.reciprocal()).isfinite().all()):

@@ -11,6 +11,7 @@ from quire.models.checkpoint_formats.checkpoint_format import (
     SCALE_DTYPES,
     StoredLinear,
     StoredTensor,
+    row_bits,
     scale_shapes,
 )
 from quire.models.checkpoint_formats.integer_linear import (
@@ -63,16 +64,17 @@ class Int8Linear(StoredLinear):
 
 @dataclass(frozen=True, slots=True)
 class GroupedBytesLinear(IntegerLinear):
-    """Signed codes [N, K] of 4 or 8 bits, a byte each, symmetric, and scales [N, groups].
+    """Signed codes [N, K] of 2 to 8 bits, a byte each, and scales [N, groups], perhaps zero points.
 
     group: inputs that share a scale; -1 for all. rounds: whether activations are in eight bits.
     """
 
     config_names: ClassVar[Mapping[str, str]] = {
-        "bits": "num_bits", "group": "group_size", "rounds": "",
+        "bits": "num_bits", "group": "group_size", "is_symmetric": "symmetric", "rounds": "",
     }  # fmt: skip
     bits: int
     group: int
+    is_symmetric: bool
     rounds: bool
 
     def problem(self, n: int, k: int) -> str | None:  # noqa: ARG002
@@ -81,27 +83,38 @@ class GroupedBytesLinear(IntegerLinear):
 
     def spec(self, k: int) -> QuantSpec | None:
         """See `StoredLinear`."""
-        return integer_spec(self.bits, self.group, k, zeros=False, rounds=self.rounds)
+        zeros = not self.is_symmetric
+        return integer_spec(self.bits, self.group, k, zeros=zeros, rounds=self.rounds)
 
     def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
         """See `StoredLinear`."""
-        groups = num_groups(self.group, k)
-        return {
+        of_groups = ((n, num_groups(self.group, k)),)
+        found = {
             "weight": StoredTensor(((n, k),), ("I8",)),
-            "weight_scale": StoredTensor(((n, groups),), SCALE_DTYPES),
+            "weight_scale": StoredTensor(of_groups, SCALE_DTYPES),
         }
+        zeros = StoredTensor(of_groups, ("I8",))
+        return found if self.is_symmetric else {**found, "weight_zero_point": zeros}
 
     def integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
         """See `IntegerLinear`."""
-        import torch
-
         from quire.models.checkpoint_formats.integer_rows import IntegerRows, packed
 
-        codes, half = tensors["weight"], 1 << self.bits - 1
+        bits, zeros = row_bits(self.bits), None
+        if not self.is_symmetric:
+            zeros = self._unsigned("weight_zero_point", tensors)
+        rows = packed(self._unsigned("weight", tensors), bits)
+        return IntegerRows(rows, tensors["weight_scale"], zeros, bits, rounds=self.rounds)
+
+    def _unsigned(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Bytes in the range of rows, uint8. Raises ValueError for those of more bits."""
+        import torch
+
+        codes, half = tensors[name], 1 << self.bits - 1
         if int(codes.min()) < -half or int(codes.max()) >= half:
             raise ValueError(
-                f"its weight has codes of more than {self.bits} bits; take the config.json of the "
+                f"its {name} has codes of more than {self.bits} bits; take the config.json of the "
                 "checkpoint"
             )
-        rows = packed((codes.view(torch.uint8) + half) & 2 * half - 1, self.bits)
-        return IntegerRows(rows, tensors["weight_scale"], None, self.bits, rounds=self.rounds)
+        wide = row_bits(self.bits)
+        return codes.view(torch.uint8) + (1 << wide - 1) & (1 << wide) - 1

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _OF_CODES = (
     ".weight_scale", ".weight_scale_inv", ".qweight", ".weight_packed", ".weight.absmax", ".SCB",
 )  # fmt: skip
+_PRE_SCALE = ".pre_quant_scale"  # ModelOpt's, where no norm takes it up
 
 
 def mismatch(
@@ -68,6 +69,16 @@ def _fix(
         return (
             "g_idx says which inputs share a scale: take a checkpoint that has it, or set desc_act "
             "of its config file to false if groups are in the order of inputs"
+        )
+    if any(name.endswith(_PRE_SCALE) for name in left_over):
+        return (
+            f"activations are multiplied by {_PRE_SCALE[1:]}, which is not computed: take a "
+            "checkpoint without it"
+        )
+    if plain and f"{plain[0]}.weight_scale" in checkpoint.entries:
+        return (
+            f"the files have 16-bit numbers of {plain[0]} and their scales: save the checkpoint "
+            "compressed"
         )
     if quantized is None or not quantized.choice or not (coded or plain):
         return checkpoint.mismatch_fix

@@ -85,7 +85,9 @@ class QuantizedSource:
         """Raise ValueError for what makes all logits NaN: not finite, or too large."""
         layout = self._layout()
         for name, tensor in tensors.items():
-            if not (layout[name].needed and tensor.is_floating_point() and tensor.numel()):
+            own = layout[name]
+            are_numbers = tensor.is_floating_point() and not own.are_codes
+            if not (own.needed and are_numbers and tensor.numel()):
                 continue
             largest = _largest(tensor)
             if not largest <= 2.0**LARGEST_EXPONENT:  # or NaN
