@@ -44,6 +44,7 @@ class Request:
         "bad_words_ids",
         "block_hashes",
         "cache_salt",
+        "caller",
         "defers_deltas",
         "due_time",
         "end_token_ids",
@@ -78,6 +79,7 @@ class Request:
         self.sampling: SamplingParams = message.sampling
         self.priority = message.priority
         self.cache_salt = message.cache_salt
+        self.caller = message.caller
         self.eos_token_ids = frozenset(message.eos_token_ids)
         self.bad_words_ids = message.bad_words_ids
         self.arrival_number = arrival_number  # orders requests of one priority and due time
