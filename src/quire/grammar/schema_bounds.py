@@ -22,6 +22,9 @@ _TOO_LONG = f"its counts add more than {MAX_REPEATED} characters to it; lower th
 MAX_MULTIPLES = 20_000  # of all multipleOf together, each without its decimal point
 MAX_LISTED = 1 << 53  # of numbers in enum and const: llguidance rounds larger ones, or crashes
 
+# written as \u0001, which answers do not have (json_style.py)
+_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+
 _EMBEDDED = re.compile(r"%json\s*(?=\{)")
 
 
@@ -79,9 +82,8 @@ def _check(schema: Any) -> None:
         num_added += sum(map(num_repeated, _patterns_of(name, value)))
         if num_added > MAX_REPEATED:
             raise OverBoundsError(f"pattern: {_TOO_LONG}")
-        if any(abs(number) > MAX_LISTED for number in _listed_numbers(name, value)):
-            problem = f"{name}: a number above 2**53, which would be rounded; write it as a string"
-            raise OverBoundsError(problem)
+        _check_listed(name, value)
+        _check_least(value)
         if name == "multipleOf":
             multiples += _without_point(value)
             if multiples > MAX_MULTIPLES:
@@ -115,13 +117,31 @@ def _patterns_of(name: str, value: Any) -> Iterator[str]:
         yield from (pattern for pattern, _ in value)
 
 
-def _listed_numbers(name: str, value: Any) -> Iterator[int | float]:
-    """The numbers in a member `enum` or `const`, at any depth.
+def _check_listed(name: str, value: Any) -> None:
+    """Check the values in a member `enum` or `const`, at any depth.
 
     Also in the schema of a property of that name: a `$ref` may lead to the map of properties.
     """
-    if name in ("enum", "const"):
-        yield from (found for _, found, _ in _walk(value) if isinstance(found, int | float))
+    for _, found, _ in _walk(value) if name in ("enum", "const") else ():
+        if isinstance(found, int | float) and abs(found) > MAX_LISTED:
+            problem = f"{name}: a number above 2**53, which would be rounded; write it as a string"
+            raise OverBoundsError(problem)
+        if isinstance(found, str) and (control := _CONTROL.search(found)):
+            problem = f"{name}: a text with U+{ord(control[0]):04X}, a control character"
+            raise OverBoundsError(f"{problem}; leave it out")
+
+
+def _check_least(schema: Any) -> None:
+    """Check that no object has to have two members of free names: both could have the same one."""
+    words = dict(schema) if isinstance(schema, _Pairs) else {}
+    least, required = words.get("minProperties"), words.get("required")
+    is_free = words.get("additionalProperties") is not False or "patternProperties" in words
+    if type(least) not in (int, float) or not is_free:
+        return
+    most = 1 + len({*map(str, required)} if isinstance(required, list) else ())
+    if least > most:
+        problem = f"minProperties: above {most} one name could be used twice"
+        raise OverBoundsError(f"{problem}; put more names into required, or lower it to {most}")
 
 
 def _walk(schema: Any) -> Iterator[tuple[str, Any, int]]:

@@ -20,7 +20,7 @@ MAX_OWED_IN_ALL = 0.75  # seconds; above it none does
 
 
 class CallerBudgets:
-    """What callers owe, in seconds of processor time."""
+    """The seconds of processor time that callers owe."""
 
     def __init__(self) -> None:
         self._owed: dict[str, tuple[float, float]] = {}  # and when that was so
@@ -39,7 +39,7 @@ class CallerBudgets:
 
 
 class StepMasks:
-    """What the masks of one step have taken so far. free: seconds that each caller's may take."""
+    """The masks of one step. free: seconds that those of each caller may take."""
 
     def __init__(self, budgets: CallerBudgets, free: float) -> None:
         self._budgets = budgets
