@@ -74,7 +74,7 @@ class WordMatcher:
 
 
 def masks(free: float = math.inf, budgets: CallerBudgets | None = None) -> StepMasks:
-    """Those of a step."""
+    """The masks of a step."""
     return StepMasks(budgets or CallerBudgets(), free)
 
 

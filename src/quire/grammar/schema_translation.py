@@ -61,7 +61,7 @@ def _translate(root: Schema) -> bool:
     changed, rest = False, [root]
     while rest:
         schema = rest.pop()
-        rest += _inner(schema)
+        rest += [inner for _, inner in inner_schemas(schema)]
         changed |= _without_note(schema)
         changed |= _with_names(schema, root)
         changed |= _with_orders(schema, root)
@@ -69,16 +69,18 @@ def _translate(root: Schema) -> bool:
     return changed
 
 
-def _inner(schema: Schema) -> Iterator[Schema]:
-    """The schemas right below one; values of `const`, `enum` and `default` are none."""
-    candidates: list[Any] = []
+def inner_schemas(schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """(path, schema) of those right below one; values of `const`, `enum` and `default` are none."""
+    candidates: list[tuple[str, Any]] = []
     for word in _SCHEMAS:
         value = schema.get(word)
-        candidates += value if isinstance(value, list) else [value]
+        several = enumerate(value if isinstance(value, list) else ())
+        candidates += [(word, value), *((f"{word}[{index}]", each) for index, each in several)]
     for word in _NAMED_SCHEMAS:
         named = schema.get(word)
-        candidates += named.values() if isinstance(named, dict) else ()
-    yield from (found for found in candidates if isinstance(found, dict))
+        several_named = named.items() if isinstance(named, dict) else ()
+        candidates += [(f"{word}.{name[:40]}", each) for name, each in several_named]
+    yield from ((path, found) for path, found in candidates if isinstance(found, dict))
 
 
 def _without_note(schema: Schema) -> bool:
