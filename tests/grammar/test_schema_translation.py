@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from test_grammar_compiler import walk
+from test_grammar_compiler import is_taken, walk
 
 from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import InvalidRequestError
@@ -119,6 +119,29 @@ def test_decimal_numbers_of_pydantic(
         assert digits is None or max(len(found), -exponent) <= digits, answer
 
 
+RANGES: list[tuple[dict[str, Any], str, str]] = [
+    ({"exclusiveMinimum": 0, "maximum": 0.5}, "0", "0.25"),
+    ({"exclusiveMinimum": 1.0, "exclusiveMaximum": 1.25}, "1", "1.01"),
+    ({"exclusiveMaximum": 0, "minimum": -0.5}, "-0", "-0.5"),
+    ({"exclusiveMaximum": -1, "exclusiveMinimum": -1.5, "minimum": -9}, "-1", "-1.01"),
+]
+
+
+@pytest.mark.parametrize(("limits", "end", "inside"), RANGES, ids=str)
+def test_an_excluded_end_of_a_range_is_not_in_it(
+    limits: dict[str, Any],
+    end: str,
+    inside: str,
+    byte_compiler: GrammarCompiler,
+    byte_tokenizer: Tokenizer,
+) -> None:
+    schema = {"anyOf": [{"type": "number", **limits}]}
+    for number in (end, f"{end}.0", f"{end}.000"):
+        matcher = byte_compiler.matcher(StructuredOutputs(json=schema))
+        assert not is_taken(matcher, byte_tokenizer, number)
+    assert is_taken(byte_compiler.matcher(StructuredOutputs(json=schema)), byte_tokenizer, inside)
+
+
 def test_many_names_do_not_copy_the_schema_of_their_values() -> None:
     value = {"enum": [f"value {i}" for i in range(1000)]}
     names = {"enum": [f"name {i}" for i in range(1000)]}
@@ -168,6 +191,7 @@ LISTED: list[dict[str, Any]] = [
     {"propertyNames": {"pattern": r"^\p{L}$"}},
     {"propertyNames": {"enum": ["a"]}, "patternProperties": {"^b": True}},
     {"properties": 3},
+    {"properties": {"a\n": DIGIT}, "propertyNames": {"maxLength": 3}},
 ]
 
 

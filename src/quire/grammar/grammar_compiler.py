@@ -15,7 +15,7 @@ from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import InvalidRequestError
 from quire.grammar.byte_bounded_cache import ByteBoundedCache
 from quire.grammar.gbnf import to_lark
-from quire.grammar.grammar_matcher import NO_EXTENSION, AnyMatcher, Matcher, ThoughtMatcher
+from quire.grammar.grammar_matcher import DEAD_END, AnyMatcher, Matcher, ThoughtMatcher
 from quire.grammar.json_style import json_style
 from quire.grammar.schema_bounds import OverBoundsError, check_grammar, check_regex, check_schema
 
@@ -134,7 +134,7 @@ def _compiled(
     if matcher.problem is not None:
         raise _refusal(structured_outputs, matcher.problem)
     if not any(mask):
-        raise _refusal(structured_outputs, NO_EXTENSION[0])
+        raise _refusal(structured_outputs, DEAD_END)
     return matcher
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 ENOUGH_MASKS = 20  # to know what they usually take: hostile grammars begin with quick ones
 NO_EXTENSION = ("NoExtension", "NoExtensionBias")  # llguidance's words for: no token can follow
+DEAD_END = "no text matches it that begins as this answer does"
 _TERMINATED = (*NO_EXTENSION, "EndOfSentence")
 
 
@@ -209,4 +210,5 @@ def _reason(problem: str) -> str:
     """The reason in llguidance's message, without its drawing of the position."""
     lines = [line.strip() for line in problem.splitlines()]
     causes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (causes or [lines[0]])[0].removesuffix(" <non-verbose/>")
+    reason = (causes or [lines[0]])[0].removesuffix(" <non-verbose/>")
+    return DEAD_END if reason in NO_EXTENSION else reason

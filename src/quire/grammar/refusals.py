@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from quire.grammar.grammar_matcher import NO_EXTENSION
+from quire.grammar.grammar_matcher import DEAD_END
 from quire.grammar.schema_bounds import MAX_PATH_CHARS
 from quire.grammar.schema_translation import inner_schemas
 
@@ -143,7 +143,7 @@ _REASONS: tuple[tuple[str, _IsCulprit, str | None], ...] = (
 
 def explained(reason: str, schema: Any = None) -> str:
     """The problem and the fix. schema: that was compiled, if it was one."""
-    if reason in NO_EXTENSION:
+    if reason == DEAD_END:
         return NO_TEXT
     if reason.startswith("panic: "):  # says nothing to callers, but names files
         return "llguidance fails on it; write it in another way"

@@ -3,17 +3,19 @@
 Owns what llguidance would refuse although it constrains nothing or can be said otherwise: formats
 that JSON Schema does not define, which are notes to readers, names of members that are listed,
 match a pattern or have a length (`propertyNames`), different items of a short list (`uniqueItems`),
-and pydantic's patterns of decimal numbers, which look ahead. Other keywords stay as they are;
-llguidance refuses them.
+and pydantic's patterns of decimal numbers, which look ahead; and ranges of numbers in which
+llguidance takes an excluded end for a member. Other keywords stay as they are; llguidance refuses
+them.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from itertools import permutations
-from typing import Any
+from typing import Any, TypeGuard
 
 from quire.tokenizer.pattern_cost import num_attempts
 
@@ -42,13 +44,16 @@ _DECIMAL_TAILS = (
     r"\(\?:\\d\{0,(?P<digits>\d+)\}\|\(\?=\[\\d\.\]\{1,(?P<length>\d+)\}0\*\$\)"
     r"\\d(?:\*|\{0,\d+\})\\\.\\d(?:\*|\{0,(?P<fraction>\d+)\})0\*\$\)",
 )
+_TRANSLATED = ("propertyNames", "format", "uniqueItems", "exclusiveM", _DECIMAL)
+_LEAST_STEP = 1e-6  # from an excluded end of a range to its first number
+_MAX_END = 1 << 31  # whose sum with a step is exact enough
 _MAX_DIGITS = 64  # of a decimal number
 _MAX_REFS = 64  # of one `propertyNames`, which may lead in a circle
 
 
 def translated(text: str) -> str:
     """A schema's text, translated where that is needed. The text is valid JSON, at most 64 deep."""
-    if not any(word in text for word in ("propertyNames", "format", "uniqueItems", _DECIMAL)):
+    if not any(word in text for word in _TRANSLATED):
         return text
     schema = json.loads(text)
     if not isinstance(schema, dict) or not _translate(schema):
@@ -66,6 +71,7 @@ def _translate(root: Schema) -> bool:
         changed |= _with_names(schema, root)
         changed |= _with_orders(schema, root)
         changed |= _with_plain_decimal(schema)
+        changed |= _without_excluded_end(schema)
     return changed
 
 
@@ -135,9 +141,10 @@ def _matching(pattern: str, own: Schema, value: Any) -> Schema | None:
     is_quick = num_attempts([pattern], longest) * chars <= _MAX_ATTEMPTS
     if not is_quick or not (isinstance(value, bool) or value == {}):
         return None
+    if any(name.endswith("\n") for name in own):  # before which Python's `$` matches
+        return None
     try:
-        lines = (name for name in own if not name.endswith("\n"))  # before which `$` matches
-        known = {name: own[name] for name in lines if re.search(pattern, name)}
+        known = {name: each for name, each in own.items() if re.search(pattern, name)}
     except re.error:
         return None
     others = {} if value is False else {"patternProperties": {pattern: value}}
@@ -196,6 +203,23 @@ def _with_plain_decimal(schema: Schema) -> bool:
         return False
     schema["pattern"] = rf"^-?(?:{_plain_decimals(**found)})$"
     return True
+
+
+def _without_excluded_end(schema: Schema) -> bool:
+    """Move an integer end of a range of less than one, which llguidance does not exclude."""
+    ends = {word: schema.get(word) for word in ("exclusiveMinimum", "exclusiveMaximum")}
+    for word, end in ends.items():
+        sign, others = (1, "Maximum") if word.endswith("Minimum") else (-1, "Minimum")
+        bounds = schema.get(others.lower()), ends[f"exclusive{others}"]
+        if not _is_number(end) or end != int(end) or abs(end) > _MAX_END:
+            continue
+        if any(_is_number(bound) and 0 <= sign * (bound - end) < 1 for bound in bounds):
+            schema[word] = end + sign * _LEAST_STEP
+    return any(schema.get(word) != end for word, end in ends.items())
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return type(value) in (int, float) and abs(value) < math.inf
 
 
 def _plain_decimals(digits: int | None = None, fraction: int | None = None) -> str:
