@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import random
 import re
 import time
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -135,11 +137,43 @@ def test_an_excluded_end_of_a_range_is_not_in_it(
     byte_compiler: GrammarCompiler,
     byte_tokenizer: Tokenizer,
 ) -> None:
-    schema = {"anyOf": [{"type": "number", **limits}]}
-    for number in (end, f"{end}.0", f"{end}.000"):
+    apart = [{"type": "number", name: limit} for name, limit in limits.items()]
+    for schema in ({"anyOf": [{"type": "number", **limits}]}, {"allOf": apart}):
+        outputs = StructuredOutputs(json=schema)
+        for number in (end, f"{end}.0", f"{end}.000"):
+            assert not is_taken(byte_compiler.matcher(outputs), byte_tokenizer, number)
+        assert is_taken(byte_compiler.matcher(outputs), byte_tokenizer, inside)
+
+
+DATE, MOMENT, TIME = datetime.date, datetime.datetime, datetime.time
+DATES = [
+    ("date", DATE.fromisoformat, "2024-02-29 2000-02-29 0001-01-01 9999-12-31 2023-02-28"),
+    ("date", None, "2023-02-29 1900-02-29 0000-02-29 0000-01-01 2023-04-31 2024-02-30"),
+    (
+        "date-time",
+        MOMENT.fromisoformat,
+        "2024-02-29T23:59:59Z 1999-01-01T00:00:00.5-09:30",
+    ),
+    ("date-time", None, "2023-02-29T00:00:00Z 2024-01-01T23:59:60Z 0000-01-01T00:00:00Z"),
+    ("time", TIME.fromisoformat, "23:59:59Z 00:00:00.25-12:00"),
+    ("time", None, "23:59:60Z 24:00:00Z"),
+]
+
+
+@pytest.mark.parametrize(("name", "read", "texts"), DATES, ids=range(len(DATES)))
+def test_dates_are_in_the_calendar(
+    name: str,
+    read: Callable[[str], object] | None,
+    texts: str,
+    byte_compiler: GrammarCompiler,
+    byte_tokenizer: Tokenizer,
+) -> None:
+    schema = {"type": "string", "format": name, "allOf": [{"minLength": 1}]}
+    for text in texts.split():
         matcher = byte_compiler.matcher(StructuredOutputs(json=schema))
-        assert not is_taken(matcher, byte_tokenizer, number)
-    assert is_taken(byte_compiler.matcher(StructuredOutputs(json=schema)), byte_tokenizer, inside)
+        assert is_taken(matcher, byte_tokenizer, f'"{text}"') == (read is not None)
+        if read is not None:
+            read(text)
 
 
 def test_many_names_do_not_copy_the_schema_of_their_values() -> None:

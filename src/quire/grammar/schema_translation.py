@@ -2,21 +2,26 @@
 
 Owns what llguidance would refuse although it constrains nothing or can be said otherwise: formats
 that JSON Schema does not define, which are notes to readers, names of members that are listed,
-match a pattern or have a length (`propertyNames`), different items of a short list (`uniqueItems`),
-and pydantic's patterns of decimal numbers, which look ahead; and ranges of numbers in which
-llguidance takes an excluded end for a member. Other keywords stay as they are; llguidance refuses
-them.
+match a pattern or have a length (`propertyNames`), different items of a short list (`uniqueItems`).
+What strings and numbers may be is in value_translation.py. Other keywords stay as they are;
+llguidance refuses them.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator
 from itertools import permutations
-from typing import Any, TypeGuard
+from typing import Any
 
+from quire.grammar.value_translation import (
+    DECIMAL,
+    bounds_of,
+    with_plain_decimal,
+    with_real_dates,
+    without_excluded_end,
+)
 from quire.tokenizer.pattern_cost import num_attempts
 
 Schema = dict[str, Any]
@@ -38,16 +43,7 @@ _MAX_UNIQUE = 5  # values with 120 orders, which compile in 30 ms; 720 of six ta
 _LENGTHS = frozenset({"minLength", "maxLength"})
 _MAX_LENGTH = 1000  # of names
 _MAX_ATTEMPTS = 1_000_000  # to match listed names; some milliseconds
-_DECIMAL = r"^(?!^[-+.]*$)[+-]?0*"  # how pydantic's patterns of a Decimal begin, and go on:
-_DECIMAL_TAILS = (
-    r"\\d\*\\\.\?\\d(?:\*|\{0,(?P<fraction>\d+)\}0\*)\$",
-    r"\(\?:\\d\{0,(?P<digits>\d+)\}\|\(\?=\[\\d\.\]\{1,(?P<length>\d+)\}0\*\$\)"
-    r"\\d(?:\*|\{0,\d+\})\\\.\\d(?:\*|\{0,(?P<fraction>\d+)\})0\*\$\)",
-)
-_TRANSLATED = ("propertyNames", "format", "uniqueItems", "exclusiveM", _DECIMAL)
-_LEAST_STEP = 1e-6  # from an excluded end of a range to its first number
-_MAX_END = 1 << 31  # whose sum with a step is exact enough
-_MAX_DIGITS = 64  # of a decimal number
+_TRANSLATED = ("propertyNames", "format", "uniqueItems", "exclusiveM", DECIMAL)
 _MAX_REFS = 64  # of one `propertyNames`, which may lead in a circle
 
 
@@ -63,16 +59,27 @@ def translated(text: str) -> str:
 
 def _translate(root: Schema) -> bool:
     """Translate a schema and all those in it, in place. Whether any has changed."""
-    changed, rest = False, [root]
+    changed, rest, bounds = False, [root], bounds_in(root)
     while rest:
         schema = rest.pop()
         rest += [inner for _, inner in inner_schemas(schema)]
         changed |= _without_note(schema)
         changed |= _with_names(schema, root)
         changed |= _with_orders(schema, root)
-        changed |= _with_plain_decimal(schema)
-        changed |= _without_excluded_end(schema)
+        changed |= with_plain_decimal(schema)
+        changed |= with_real_dates(schema)
+        changed |= without_excluded_end(schema, bounds)
     return changed
+
+
+def bounds_in(root: Schema) -> set[float]:
+    """The bounds of numbers in a schema and all those in it."""
+    found, rest = set[float](), [root]
+    while rest:
+        schema = rest.pop()
+        rest += [inner for _, inner in inner_schemas(schema)]
+        found |= bounds_of(schema)
+    return found
 
 
 def inner_schemas(schema: Schema) -> Iterator[tuple[str, Schema]]:
@@ -185,53 +192,6 @@ def _of_length(minLength: Any = 0, maxLength: Any = "") -> str | None:  # noqa: 
         if length != "" and not (type(length) is int and 0 <= length <= _MAX_LENGTH):
             return None
     return rf"^[\s\S]{{{minLength},{maxLength}}}$"
-
-
-def _with_plain_decimal(schema: Schema) -> bool:
-    """Say without looking ahead which numbers are meant, in plain notation: -12.50, not +012.5."""
-    pattern = schema.get("pattern")
-    if not isinstance(pattern, str) or not pattern.startswith(_DECIMAL):
-        return False
-    tails = (re.fullmatch(tail, pattern[len(_DECIMAL) :]) for tail in _DECIMAL_TAILS)
-    if (tail := next(filter(None, tails), None)) is None:
-        return False
-    found = {name: int(value) for name, value in tail.groupdict().items() if value is not None}
-    length = found.pop("length", 0)
-    if "digits" in found and "fraction" in found:
-        found["fraction"] = min(found["fraction"], length - 1 - found["digits"])
-    if max(found.values(), default=0) > _MAX_DIGITS or length == 1:
-        return False
-    schema["pattern"] = rf"^-?(?:{_plain_decimals(**found)})$"
-    return True
-
-
-def _without_excluded_end(schema: Schema) -> bool:
-    """Move an integer end of a range of less than one, which llguidance does not exclude."""
-    ends = {word: schema.get(word) for word in ("exclusiveMinimum", "exclusiveMaximum")}
-    for word, end in ends.items():
-        sign, others = (1, "Maximum") if word.endswith("Minimum") else (-1, "Minimum")
-        bounds = schema.get(others.lower()), ends[f"exclusive{others}"]
-        if not _is_number(end) or end != int(end) or abs(end) > _MAX_END:
-            continue
-        if any(_is_number(bound) and 0 <= sign * (bound - end) < 1 for bound in bounds):
-            schema[word] = end + sign * _LEAST_STEP
-    return any(schema.get(word) != end for word, end in ends.items())
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    return type(value) in (int, float) and abs(value) < math.inf
-
-
-def _plain_decimals(digits: int | None = None, fraction: int | None = None) -> str:
-    """A pattern. digits: at most as many before the point, or in all if fraction is None."""
-    if digits is None or fraction is not None:
-        before = r"[1-9]\d*" if digits is None else rf"[1-9]\d{{0,{digits - 1}}}"
-        before = "0" if digits == 0 else f"0|{before}"
-        after = r"(?:\.\d+)?" if fraction is None else rf"(?:\.\d{{1,{fraction}}})?"
-        return before if fraction == 0 else f"(?:{before}){after}"
-    parts = [rf"0(?:\.\d{{1,{digits}}})?", rf"[1-9]\d{{0,{digits - 1}}}"]
-    parts += [rf"[1-9]\d{{{n - 1}}}\.\d{{1,{digits - n}}}" for n in range(1, digits)]
-    return "|".join(parts)
 
 
 def _shared(value: Any, root: Schema) -> Any:
