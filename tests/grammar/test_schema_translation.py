@@ -137,8 +137,8 @@ def test_an_excluded_end_of_a_range_is_not_in_it(
     byte_compiler: GrammarCompiler,
     byte_tokenizer: Tokenizer,
 ) -> None:
-    apart = [{"type": "number", name: limit} for name, limit in limits.items()]
-    for schema in ({"anyOf": [{"type": "number", **limits}]}, {"allOf": apart}):
+    separate = [{"type": "number", name: limit} for name, limit in limits.items()]
+    for schema in ({"anyOf": [{"type": "number", **limits}]}, {"allOf": separate}):
         outputs = StructuredOutputs(json=schema)
         for number in (end, f"{end}.0", f"{end}.000"):
             assert not is_taken(byte_compiler.matcher(outputs), byte_tokenizer, number)
