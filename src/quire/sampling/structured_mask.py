@@ -98,8 +98,8 @@ class GrammarConstraint:
             self._give_up(TOO_SLOW, is_running=True)
             return
         self._seconds_left = min(MASK_SECONDS, self._seconds_left + MEAN_MASK_SECONDS) - seconds
-        # To accept a token may take as long again, and cannot be given up: llguidance holds the GIL,
-        # or does it in threads of its own, for several matchers, whose time is not known.
+        # To accept a token may take as long again and cannot be given up: llguidance holds the GIL,
+        # or works in threads of its own (for several matchers), whose time is not known.
         if self._seconds_left < seconds:
             self._give_up(TOO_SLOW)
 
