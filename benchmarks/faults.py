@@ -80,6 +80,7 @@ CASES = (
     ),
     Case("full_folder", "full temporary folder", ("--api-server-count", "2"), folder="1m"),
     Case("costly_grammars", "8 clients with costly schemas"),
+    Case("costly_masks", "4 clients of one caller with ambiguous grammars"),
     Case("tokenize_bodies", "4 clients with 4 MB at /tokenize"),
     Case("large_bodies", "8 clients with bodies over the limit", linger=5.0),
     Case("template_bombs", "bombs in the chat template"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import multiprocessing
 import random
 import resource
@@ -29,6 +30,7 @@ from quire.errors import InvalidRequestError
 from quire.grammar.grammar_compiler import GrammarCompiler
 from quire.grammar.vocabulary import GreedyVocabulary, Vocabulary
 from quire.hub import resolve_model
+from quire.sampling.caller_budgets import CallerBudgets, StepMasks
 from quire.sampling.mask_thread import MaskThread
 from quire.sampling.structured_mask import GrammarConstraint, compute_masks
 from quire.tokenizer.tokenizer import Tokenizer
@@ -169,7 +171,8 @@ def waits(compiler: GrammarCompiler, fields: Fields) -> tuple[list[float], str]:
     output, rng = list[int](), random.Random(0)
     for _ in range(100):
         begin = time.monotonic()
-        compute_masks(thread, [grammar], [np.array(output, np.int32)])
+        step = StepMasks(CallerBudgets(), math.inf)
+        compute_masks(thread, [grammar], [np.array(output, np.int32)], step)
         allowed = np.flatnonzero(~grammar.banned(100_000))
         if not len(allowed):
             return [*seconds, time.monotonic() - begin], matcher.problem or "no token"

@@ -32,6 +32,7 @@ NUM_BAD_BODIES = 2000
 NUM_LOGGED = 2000
 BUSY_SECONDS = 6.0
 SMALL_BUFFER = 4096
+OTHER = "127.0.0.2"  # the address of another caller than the bystanders
 
 
 async def engine_killed(server: Server) -> Findings:
@@ -334,10 +335,38 @@ async def costly_grammars(server: Server) -> Findings:
     }
 
 
-def _constrained(server: Server, constraint: dict[str, Any]) -> Awaitable[Reply]:
-    body = completion("a", 2) | {"structured_outputs": constraint, "stream": False}
+async def costly_masks(server: Server) -> Findings:
+    """One caller with four ambiguous grammars at a time, and with a usual one that is known."""
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}}
+    end = time.monotonic() + BUSY_SECONDS
+    costly: Counter[int] = Counter()
+    usual: Counter[int] = Counter()
+
+    async def client(number: int) -> None:
+        count = 0
+        while time.monotonic() < end:
+            count += 1
+            grammar = f"root ::= a\na ::= a a | b\nb ::= [a-z {number}{count}]"
+            costly[(await _constrained(server, {"grammar": grammar}, 60, OTHER)).status] += 1
+
+    async def calm() -> None:
+        while time.monotonic() < end:
+            usual[(await _constrained(server, {"json": schema}, 20, OTHER)).status] += 1
+            await asyncio.sleep(0.05)
+
+    for _ in range(20):
+        await _constrained(server, {"json": schema}, 20, OTHER)
+    await asyncio.gather(calm(), *(client(number) for number in range(4)))
+    is_ok = usual.keys() == {200} and costly.keys() <= {200, 400, 429, 503}
+    return {"ok": is_ok, "costly": dict(costly), "usual": dict(usual)}
+
+
+def _constrained(
+    server: Server, constraint: dict[str, Any], length: int = 2, source: str | None = None
+) -> Awaitable[Reply]:
+    body = completion("a", length) | {"structured_outputs": constraint, "stream": False}
     body.pop("stream_options", None)
-    return ask(server.url, PATH, body)
+    return ask(server.url, PATH, body, source=source)
 
 
 async def tokenize_bodies(server: Server) -> Findings:

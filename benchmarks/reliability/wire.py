@@ -54,10 +54,17 @@ class Connection:
         self._writer = writer
 
     @classmethod
-    async def open(cls, url: str, *, receive_bytes: int | None = None) -> Connection:
-        """Connect to http://HOST:PORT. receive_bytes: what the kernel may hold for us."""
+    async def open(
+        cls, url: str, *, receive_bytes: int | None = None, source: str | None = None
+    ) -> Connection:
+        """Connect to http://HOST:PORT.
+
+        receive_bytes: what the kernel may hold for us. source: our address, if it matters.
+        """
         host, port = url.removeprefix("http://").split(":")
         sock = socket.socket()
+        if source is not None:
+            sock.bind((source, 0))
         if receive_bytes is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         sock.setblocking(False)
@@ -155,10 +162,13 @@ def post_bytes(path: str, body: object) -> bytes:
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
-async def ask(url: str, path: str, body: object = None, *, timeout: float = 60.0) -> Reply:
+async def ask(
+    url: str, path: str, body: object = None, *, timeout: float = 60.0, source: str | None = None
+) -> Reply:
     """One request on a connection of its own; a broken connection is status 0."""
     try:
-        async with asyncio.timeout(timeout), await Connection.open(url) as connection:
+        opened = Connection.open(url, source=source)
+        async with asyncio.timeout(timeout), await opened as connection:
             return await connection.ask(path, body)
     except (OSError, EOFError) as error:  # TimeoutError is an OSError
         return Reply(0, {}, repr(error).encode())

@@ -12,6 +12,7 @@ QuireError
 │       └── OwnDeadlineError      it exceeded its own timeout (HTTP 408)
 ├── OverloadedError           try again later (HTTP 503 with Retry-After)
 │   ├── QueueFullError            too many wait already (HTTP 429)
+│   ├── CallerLimitError          its caller has used too much (HTTP 429)
 │   ├── QueueTimeoutError         it waited too long to start
 │   ├── ModelNotLoadedError       the model is not in memory
 │   └── DrainingError             the server is shutting down
@@ -166,6 +167,10 @@ class OverloadedError(QuireError):
 
 class QueueFullError(OverloadedError):
     """The waiting queue is full."""
+
+
+class CallerLimitError(OverloadedError):
+    """The requests of this caller have kept others waiting for too long."""
 
 
 class QueueTimeoutError(OverloadedError):

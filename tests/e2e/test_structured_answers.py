@@ -14,7 +14,7 @@ import pytest
 
 from quire import LLM, SamplingParams, StructuredOutputs
 from quire.config import EngineConfig
-from quire.core.messages import AbortRequests, AddRequest, RequestDelta
+from quire.core.messages import AbortRequests, AddRequest, ErrorKind, RequestDelta
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.startup.start_engine import start_engine
 from quire.errors import InvalidRequestError
@@ -312,6 +312,35 @@ def test_masks_that_take_too_long_end_their_requests_alone(
     assert slowest < 1.0  # masks took many times this in this thread, one after another
     add(core, "later", costly)
     assert run(core)["later"][0].error == f"structured_outputs.grammar: {reason}"
+
+
+def test_slow_masks_of_one_caller_hold_up_others_for_a_bounded_time(
+    tiny_model: Path, undisturbed: dict[str, list[int]]
+) -> None:
+    core = engine(tiny_model, num_blocks=400, max_num_seqs=64)
+    known = StructuredOutputs(json=PERSON)
+    for name in ("first", "second"):
+        add(core, name, known, caller="costly")
+        run(core)
+    for number in range(40):
+        another = StructuredOutputs(grammar=f"{COSTLY}\n// {number}")
+        add(core, f"costly {number}", another, caller="costly")
+    for index, grammar in enumerate(CROWD):
+        add(core, "r" * (index + 1), grammar, caller="other")
+    add(core, "known", known, caller="costly")
+    wait([compiled for _, compiled in core._grammars._pending.values()], timeout=60)
+    deltas = run(core)
+    last = {name: parts.pop() for name, parts in deltas.items() if name.startswith("costly")}
+    limited = [delta for delta in last.values() if delta.error_kind is ErrorKind.CALLER_LIMIT]
+    assert len(limited) > 30
+    assert limited[0].error == (
+        "structured_outputs.grammar: finding the tokens that may come next has taken too long in "
+        "your requests, and others wait; send it again in 25 s, or make their grammars simpler"
+    )
+    ended = deltas.pop("known")[-1]
+    assert ended.finish_reason == "stop", ended.error
+    found = {name: tokens(parts) for name, parts in deltas.items() if name not in last}
+    assert found == undisturbed
 
 
 def test_a_compile_error_of_a_grammar_reaches_its_caller_from_the_core(tiny_model: Path) -> None:

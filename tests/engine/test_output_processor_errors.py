@@ -13,6 +13,7 @@ from quire.engine.frontend.input_processor import PreparedRequest
 from quire.engine.frontend.output_processor import OutputProcessor
 from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.errors import (
+    CallerLimitError,
     EngineError,
     InvalidRequestError,
     OverloadedError,
@@ -49,6 +50,7 @@ def with_request(arrival: float = 0.0, queue_timeout: float | None = None) -> Ou
         (ErrorKind.REQUEST, InvalidRequestError),
         (ErrorKind.OVERLOAD, OverloadedError),
         (ErrorKind.QUEUE_TIMEOUT, QueueTimeoutError),
+        (ErrorKind.CALLER_LIMIT, CallerLimitError),
     ],
 )
 def test_each_kind_has_its_error(kind: ErrorKind, failure: type[QuireError]) -> None:

@@ -21,6 +21,8 @@ from quire.errors import InvalidRequestError, OverloadedError
 from quire.grammar.gbnf import embedded
 from quire.grammar.grammar_compiler import GRAMMAR_BYTES, GrammarCompiler
 from quire.grammar.grammar_matcher import Matcher
+from quire.grammar.json_style import USUAL_STYLE
+from quire.grammar.lark_text import json_rule
 from quire.grammar.vocabulary import Vocabulary
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -45,6 +47,15 @@ def walk(matcher: Matcher, tokenizer: Tokenizer, rng: random.Random, longest: in
         assert len(answer) < longest, tokenizer.decode(answer)[:200]
     before = tokenizer.encode_inside("no")  # at the very start of a text a space may be dropped
     return tokenizer.decode([*before, *answer]).removeprefix("no")
+
+
+def is_taken(matcher: Matcher, tokenizer: Tokenizer, text: str) -> bool:
+    """Whether an answer may be exactly this text."""
+    for token_id in tokenizer.encode_inside(text):
+        if token_id not in allowed_ids(matcher):
+            return False
+        matcher.accept(token_id)
+    return matcher.is_accepting
 
 
 REGEXES = [r"\d{3}-[a-c]{2,5}", "(ab|bc)*no", "[^x]{4}", "é+|ü", r"a(b(c)?)?", "(?i)yes{2}"]
@@ -97,6 +108,9 @@ def test_a_json_object_is_one(compiler: GrammarCompiler, tokenizer: Tokenizer) -
 
 
 names = st.sampled_from(["a", "b", "long name", "é", 'quo"te'])
+texts = st.text(
+    st.characters(exclude_categories=["Cs", "Cc"], include_characters="\n\r\t\b\f"), max_size=3
+)
 schemas = st.recursive(
     st.one_of(
         st.just({"type": "boolean"}),
@@ -109,7 +123,7 @@ schemas = st.recursive(
         st.builds(lambda n: {"type": "string", "maxLength": n}, st.integers(0, 6)),
         st.builds(
             lambda values: {"enum": values},
-            st.lists(st.one_of(st.integers(-9, 9), st.text(max_size=3)), min_size=1, max_size=4),
+            st.lists(st.one_of(st.integers(-9, 9), texts), min_size=1, max_size=4),
         ),
         st.just({"type": "string", "pattern": "^[a-c]{1,3}$"}),
     ),
@@ -146,6 +160,41 @@ def test_answers_parse_and_validate(
     jsonschema.validate(json.loads(answer), schema)
 
 
+INT, TEXT = {"type": "integer"}, {"type": "string"}
+LISTED_A = {"type": "object", "properties": {"a": INT, "é": INT, "a\n": INT}}
+OTHER_NAMES: list[tuple[dict[str, Any], str]] = [
+    (LISTED_A, r'{"\u0061":"x"}'),
+    (LISTED_A | {"additionalProperties": TEXT}, r'{"\u0061":"x"}'),
+    (LISTED_A | {"required": ["a"]}, r'{"a":1,"\u0061":"x"}'),
+    (LISTED_A | {"required": ["a"]}, '{"a":1,"a":"x"}'),
+    (LISTED_A, r'{"\u00e9":"x"}'),
+    (LISTED_A, r'{"a\u000a":"x"}'),
+    (LISTED_A, r'{"a\n":"x"}'),
+    ({"type": "object", "patternProperties": {"^a": INT}}, r'{"\u0061":"x"}'),
+    ({"type": "object", "required": ["a"], "minProperties": 2}, r'{"a":1,"\u0061":1}'),
+]
+
+
+@pytest.mark.parametrize("style", [{}, {"disable_any_whitespace": True}], ids=str)
+@pytest.mark.parametrize(("schema", "answer"), OTHER_NAMES, ids=range(len(OTHER_NAMES)))
+def test_no_spelling_of_a_name_gives_it_another_schema(
+    schema: dict[str, Any],
+    answer: str,
+    style: dict[str, Any],
+    byte_compiler: GrammarCompiler,
+    byte_tokenizer: Tokenizer,
+) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(json.loads(answer), schema)
+    in_lark = StructuredOutputs(grammar=f"start: {json_rule(schema, USUAL_STYLE)}")
+    for outputs in (StructuredOutputs(json=schema, **style), in_lark):
+        assert not is_taken(byte_compiler.matcher(outputs), byte_tokenizer, answer)
+        assert is_taken(byte_compiler.matcher(outputs), byte_tokenizer, r'{"a":1,"b\n":"x"}') == (
+            schema.get("additionalProperties", TEXT) == TEXT
+        )
+
+
 COMPACT = '{"a":[1,2],"b":{"c":3}}'
 SPACED = '{"a": [1, 2], "b": {"c": 3}}'
 MIXED = '{"a": [1,2],"b":{"c": 3}}'
@@ -176,15 +225,14 @@ def test_white_space_stands_where_the_sampling_param_has_it(
     byte_compiler: GrammarCompiler,
     byte_tokenizer: Tokenizer,
 ) -> None:
-    def is_taken(text: str) -> bool:
-        matcher = byte_compiler.matcher(StructuredOutputs(**constraint, **style))
-        for index, token_id in enumerate(ids := byte_tokenizer.encode_inside(text)):
-            if token_id not in allowed_ids(matcher):
-                return False
-            matcher.advance_to(ids[: index + 1])
-        return matcher.is_accepting
-
-    assert {text for text in (COMPACT, SPACED, MIXED, LINES, WIDE) if is_taken(text)} == taken
+    found = {
+        text
+        for text in (COMPACT, SPACED, MIXED, LINES, WIDE)
+        if is_taken(
+            byte_compiler.matcher(StructuredOutputs(**constraint, **style)), byte_tokenizer, text
+        )
+    }
+    assert found == taken
 
 
 DEEP: dict[str, Any] = {"type": "integer"}

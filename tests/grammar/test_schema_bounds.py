@@ -33,7 +33,11 @@ TAKEN = [
     {"multipleOf": 2.5e-3},
     {"multipleOf": True},
     {"multipleOf": "x"},
-    {"enum": [2**53, -(2**53), 1e15]},
+    {"enum": [2**53, -(2**53), 1e15, "a\n\t\b\r\f\u0080"]},
+    {"minProperties": 1, "maxProperties": 5},
+    {"minProperties": 3, "required": ["a", "b"]},
+    {"minProperties": 3, "additionalProperties": False, "properties": {"minProperties": {}}},
+    {"minProperties": "3"},
     {"properties": {"const": {"maximum": 2**53}}, "maximum": 2**63 - 1, "default": 2**63},
 ]
 REFUSED = [
@@ -52,6 +56,15 @@ REFUSED = [
     ({"const": [-(2**63)]}, "const: a number above"),
     ({"enum": [{"a": {"b": 2**60 + 1}}]}, "enum: a number above"),
     ({"$ref": "#/properties", "properties": {"const": {"a": -(2**63)}}}, "const: a number above"),
+    ({"enum": ["a", "b\x1b"]}, r"enum: a text with U\+001B, a control character; leave it out"),
+    ({"const": {"a": ["\x7f"]}}, "const: a text with"),
+    ({"minProperties": 2}, "minProperties: above 1 one name could be used twice"),
+    ({"items": {"minProperties": 3, "required": ["a", "a"]}}, "or lower it to 2"),
+    ({"minProperties": 2, "propertyNames": {"pattern": "^a"}}, "put more names into required"),
+    (
+        {"minProperties": 2.5, "patternProperties": {"^a": True}, "additionalProperties": False},
+        "minProperties",
+    ),
     ([], "must be a JSON schema: an object"),
     (True, "must be a JSON schema: an object"),
     (None, "must be a JSON schema: an object"),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import random
 import re
 import time
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
 import pytest
-from test_grammar_compiler import walk
+from test_grammar_compiler import is_taken, walk
 
 from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import InvalidRequestError
@@ -119,6 +121,61 @@ def test_decimal_numbers_of_pydantic(
         assert digits is None or max(len(found), -exponent) <= digits, answer
 
 
+RANGES: list[tuple[dict[str, Any], str, str]] = [
+    ({"exclusiveMinimum": 0, "maximum": 0.5}, "0", "0.25"),
+    ({"exclusiveMinimum": 1.0, "exclusiveMaximum": 1.25}, "1", "1.01"),
+    ({"exclusiveMaximum": 0, "minimum": -0.5}, "-0", "-0.5"),
+    ({"exclusiveMaximum": -1, "exclusiveMinimum": -1.5, "minimum": -9}, "-1", "-1.01"),
+]
+
+
+@pytest.mark.parametrize(("limits", "end", "inside"), RANGES, ids=str)
+def test_an_excluded_end_of_a_range_is_not_in_it(
+    limits: dict[str, Any],
+    end: str,
+    inside: str,
+    byte_compiler: GrammarCompiler,
+    byte_tokenizer: Tokenizer,
+) -> None:
+    separate = [{"type": "number", name: limit} for name, limit in limits.items()]
+    for schema in ({"anyOf": [{"type": "number", **limits}]}, {"allOf": separate}):
+        outputs = StructuredOutputs(json=schema)
+        for number in (end, f"{end}.0", f"{end}.000"):
+            assert not is_taken(byte_compiler.matcher(outputs), byte_tokenizer, number)
+        assert is_taken(byte_compiler.matcher(outputs), byte_tokenizer, inside)
+
+
+DATE, MOMENT, TIME = datetime.date, datetime.datetime, datetime.time
+DATES = [
+    ("date", DATE.fromisoformat, "2024-02-29 2000-02-29 0001-01-01 9999-12-31 2023-02-28"),
+    ("date", None, "2023-02-29 1900-02-29 0000-02-29 0000-01-01 2023-04-31 2024-02-30"),
+    (
+        "date-time",
+        MOMENT.fromisoformat,
+        "2024-02-29T23:59:59Z 1999-01-01T00:00:00.5-09:30",
+    ),
+    ("date-time", None, "2023-02-29T00:00:00Z 2024-01-01T23:59:60Z 0000-01-01T00:00:00Z"),
+    ("time", TIME.fromisoformat, "23:59:59Z 00:00:00.25-12:00"),
+    ("time", None, "23:59:60Z 24:00:00Z"),
+]
+
+
+@pytest.mark.parametrize(("name", "read", "texts"), DATES, ids=range(len(DATES)))
+def test_dates_are_in_the_calendar(
+    name: str,
+    read: Callable[[str], object] | None,
+    texts: str,
+    byte_compiler: GrammarCompiler,
+    byte_tokenizer: Tokenizer,
+) -> None:
+    schema = {"type": "string", "format": name, "allOf": [{"minLength": 1}]}
+    for text in texts.split():
+        matcher = byte_compiler.matcher(StructuredOutputs(json=schema))
+        assert is_taken(matcher, byte_tokenizer, f'"{text}"') == (read is not None)
+        if read is not None:
+            read(text)
+
+
 def test_many_names_do_not_copy_the_schema_of_their_values() -> None:
     value = {"enum": [f"value {i}" for i in range(1000)]}
     names = {"enum": [f"name {i}" for i in range(1000)]}
@@ -168,6 +225,7 @@ LISTED: list[dict[str, Any]] = [
     {"propertyNames": {"pattern": r"^\p{L}$"}},
     {"propertyNames": {"enum": ["a"]}, "patternProperties": {"^b": True}},
     {"properties": 3},
+    {"properties": {"a\n": DIGIT}, "propertyNames": {"maxLength": 3}},
 ]
 
 

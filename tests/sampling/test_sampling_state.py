@@ -37,7 +37,12 @@ class AnyGrammar:
 
     accept = advance_to
 
-    def give_up(self, *, is_running: bool) -> None:
+    def give_up(self, problem: str, *, is_running: bool = False) -> None:
+        """Has none."""
+
+    mean_mask_seconds = None
+
+    def record_mask(self, seconds: float) -> None:
         """Has none."""
 
     def token_bitmask(self) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -14,7 +15,9 @@ import torch
 
 from quire.core.reasoning_marks import ReasoningMarks
 from quire.core.sampling_params import SamplingParams
+from quire.core.structured_outputs import TOO_MUCH_FOR_CALLER
 from quire.sampling import structured_mask
+from quire.sampling.caller_budgets import CallerBudgets, StepMasks
 from quire.sampling.host_logits import History
 from quire.sampling.mask_thread import MaskThread
 from quire.sampling.sampler import Sampler, SamplerOutput
@@ -33,8 +36,9 @@ class WordMatcher:
         self.words = [list(word) for word in words]
         self.answer: list[int] = []
         self.given_up: list[bool] = []  # whether a mask was in progress, each time
+        self.mean_mask_seconds: float | None = None
 
-    problem = None
+    problem: str | None = None
 
     def advance_to(self, answer: Sequence[int]) -> None:
         assert list(answer[: len(self.answer)]) == self.answer
@@ -51,8 +55,12 @@ class WordMatcher:
                 flags[word[size] if len(word) > size else EOS] = 1
         return np.packbits(flags, bitorder="little").tobytes()
 
-    def give_up(self, *, is_running: bool) -> None:
+    def give_up(self, problem: str, *, is_running: bool = False) -> None:
+        self.problem = problem
         self.given_up.append(is_running)
+
+    def record_mask(self, seconds: float) -> None:
+        self.mean_mask_seconds = seconds
 
     @property
     def is_accepting(self) -> bool:
@@ -63,6 +71,11 @@ class WordMatcher:
         return (
             self.is_accepting and sum(w[: len(self.answer)] == self.answer for w in self.words) == 1
         )
+
+
+def masks(free: float = math.inf, budgets: CallerBudgets | None = None) -> StepMasks:
+    """The masks of a step."""
+    return StepMasks(budgets or CallerBudgets(), free)
 
 
 def draw(
@@ -174,7 +187,7 @@ def test_a_dead_end_is_exhausted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "most"), [(0.001, None), (0.019, None), (0.031, 20), (0.2, 1), (0.3, 0)]
+    ("seconds", "most"), [(0.001, None), (0.019, None), (0.031, 18), (0.1, 1), (0.13, 0)]
 )
 def test_masks_that_are_slow_all_the_time_end_their_request(
     seconds: float, most: int | None
@@ -183,7 +196,7 @@ def test_masks_that_are_slow_all_the_time_end_their_request(
     none = np.zeros(0, np.int64)
     grammar = GrammarConstraint(matcher, stop_token_ids=none, banned_ids=none)
     for number in range(2000):
-        grammar.compute_mask(np.zeros(0, np.int32))
+        grammar.compute_mask(np.zeros(0, np.int32), masks())
         grammar.spend(seconds)
         if matcher.given_up:
             assert number == most
@@ -209,7 +222,7 @@ def test_what_a_token_takes_to_be_accepted_counts_as_well(
     grammar = GrammarConstraint(matcher, stop_token_ids=none, banned_ids=none)
     for _ in range(2):
         assert not matcher.given_up
-        compute_masks(MaskThread(), [grammar], [np.zeros(0, np.int32)])
+        compute_masks(MaskThread(), [grammar], [np.zeros(0, np.int32)], masks())
         grammar.accept_token(1)
     assert matcher.given_up == [False]
 
@@ -230,7 +243,7 @@ def test_a_mask_that_takes_too_long_ends_its_request_and_no_other(
     monkeypatch.setattr(slow, "token_bitmask", partial(no_mask_before, go))
     none = np.zeros(0, np.int64)
     both = [GrammarConstraint(m, stop_token_ids=none, banned_ids=none) for m in (slow, quick)]
-    compute_masks(MaskThread(), both, [np.zeros(0, np.int32)] * 2)
+    compute_masks(MaskThread(), both, [np.zeros(0, np.int32)] * 2, masks())
     go.set()
     assert (slow.given_up, quick.given_up) == ([True], [])
     assert both[0].banned(VOCAB).all()
@@ -252,9 +265,90 @@ def test_a_row_of_a_grammar_that_is_given_up_does_not_wait_for_it(
     monkeypatch.setattr(second, "token_bitmask", wait_for_the_first)
     none = np.zeros(0, np.int64)
     both = [GrammarConstraint(m, stop_token_ids=none, banned_ids=none) for m in (first, second)]
-    compute_masks(MaskThread(), both, [np.zeros(0, np.int32)] * 2)
+    compute_masks(MaskThread(), both, [np.zeros(0, np.int32)] * 2, masks())
     go.set()
     assert (first.given_up, second.given_up) == ([True], [])
+
+
+def slow(matcher: WordMatcher, seconds: float) -> WordMatcher:
+    """With masks that take this much processor time."""
+    compute = matcher.token_bitmask
+
+    def token_bitmask() -> bytes:
+        begin = time.thread_time()
+        while time.thread_time() - begin < seconds:
+            pass
+        return compute()
+
+    matcher.token_bitmask = token_bitmask  # type: ignore[method-assign]
+    return matcher
+
+
+def constraint(matcher: WordMatcher, caller: str) -> GrammarConstraint:
+    none = np.zeros(0, np.int64)
+    return GrammarConstraint(matcher, stop_token_ids=none, banned_ids=none, caller=caller)
+
+
+def test_slow_masks_of_one_caller_end_its_own_requests_before_others_wait_long() -> None:
+    """Each is within the limit of a request."""
+    costly = [slow(WordMatcher(WORDS), 0.1) for _ in range(40)]
+    budgets, known, other, new = CallerBudgets(), WordMatcher(WORDS), WordMatcher(WORDS), []
+    known.record_mask(0.001)
+    begin = time.thread_time()
+    for part in range(0, 40, 4):
+        all_ = [constraint(matcher, "costly") for matcher in costly[part : part + 4]]
+        all_ += [constraint(known, "costly"), constraint(other, "other")]
+        new.append(WordMatcher(WORDS))
+        all_.append(constraint(new[-1], "costly"))
+        outputs = [np.zeros(0, np.int32)] * len(all_)
+        compute_masks(MaskThread(), all_, outputs, masks(0.002, budgets))
+        assert [np.flatnonzero(~each.banned(VOCAB)).tolist() for each in all_[4:6]] == [[1, 4]] * 2
+    assert time.thread_time() - begin < 1.0
+    ended = [matcher.problem for matcher in costly]
+    assert ended[:3] == [None] * 3
+    assert ended[4:] == [TOO_MUCH_FOR_CALLER] * 36
+    assert [matcher.problem for matcher in new[1:]] == [TOO_MUCH_FOR_CALLER] * 9
+    assert (known.problem, other.problem) == (None, None)
+
+
+def test_what_a_caller_owes_decreases_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, budgets = [1000.0], CallerBudgets()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def may_start(usual: float | None) -> bool:
+        return masks(0.002, budgets).may_start("a", usual)
+
+    assert may_start(None)
+    budgets.add("a", 0.5)
+    budgets.add("b", 0.1)
+    assert masks(0.002, budgets).may_start("b", None)
+    assert [may_start(usual) for usual in (None, 0.1, 0.001)] == [False, False, True]
+    now[0] += 26.0
+    assert may_start(None)
+    assert budgets.owed("a") == pytest.approx(0.24)
+    budgets.add("a", 0.6)
+    assert list(budgets._owed) == ["a"]  # the other one has paid
+    assert not may_start(0.001)  # not even with a grammar that has been quick
+
+
+def test_masks_of_a_lone_caller_are_free() -> None:
+    """It delays nobody but itself. And quick ones are free for all, however many there are."""
+    state = SamplingState(3, VOCAB)
+    ends = {"seed": 1, "eos_token_ids": [EOS], "bad_words_ids": []}
+    state.set_row(0, GREEDY, **ends, caller="a")
+    state.set_row(1, GREEDY, **ends)  # an embedding
+    state.step_begin = time.monotonic()
+    for caller, owed in (("a", 0.0), ("b", pytest.approx(9.0, abs=1.0))):
+        state.set_row(2, GREEDY, **ends, caller=caller)
+        step = state.begin_masks()
+        step.add("a", 9.0)
+        assert step.may_start("a", None) == (owed == 0.0)
+        step.end()
+        assert state._budgets.owed("a") == owed
+    quick = masks(0.0)
+    for _ in range(9999):
+        quick.add("b", 0.0002)
+    assert quick.may_start("b", None)
 
 
 def test_logprobs_are_those_of_the_model() -> None:

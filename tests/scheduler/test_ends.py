@@ -178,13 +178,13 @@ def test_sampling_params_that_leave_no_token_cost_nobody_a_cached_block() -> Non
 def test_the_params_that_left_no_token_are_named(
     params: dict[str, Any], names: str, param: str | None
 ) -> None:
-    text, found = no_token_left(SamplingParams(**params))
+    text, _, found = no_token_left(SamplingParams(**params))
     assert (text.partition(":")[0], found) == (names, param)
 
 
 def test_a_grammar_that_allows_no_token_says_why() -> None:
     outputs = StructuredOutputs(regex="a", field="response_format")
-    text, param = no_token_left(SamplingParams(structured_outputs=outputs), "too many items")
+    text, _, param = no_token_left(SamplingParams(structured_outputs=outputs), "too many items")
     assert text == "response_format: too many items; make it simpler"
     assert param == "response_format"
 

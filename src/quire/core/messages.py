@@ -24,7 +24,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", omit_defa
     a delta after each step, or the output at the end. queue_timeout: seconds that it may wait
     before it starts to run; None: no limit. pooling: compute an embedding in this way instead of
     tokens; sampling is then ignored. report_progress: also send deltas without tokens while the
-    prompt is computed.
+    prompt is computed. caller: whom the time for masks of a grammar is counted for.
     """
 
     request_id: str
@@ -40,6 +40,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", omit_defa
     queue_timeout: float | None = None
     pooling: PoolingParams | None = None
     report_progress: bool = False
+    caller: str = ""
 
 
 class AbortRequests(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
@@ -59,12 +60,16 @@ class GetEngineView(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
 EngineMessage = AddRequest | AbortRequests | ResetPrefixCache | GetEngineView
 
 
+CALLER_LIMIT_SECONDS = 25.0  # after which a caller that exceeded its limit may try again
+
+
 class ErrorKind(enum.StrEnum):
     """The cause of an error: the caller, the engine ...; it decides the HTTP status."""
 
     ENGINE = "engine"  # 500: the request may be sent again
     REQUEST = "request"  # 400: the request must be changed
     OVERLOAD = "overload"  # 503: try again later
+    CALLER_LIMIT = "caller_limit"  # 429: this caller has used too much
     QUEUE_TIMEOUT = "queue_timeout"  # 503: it waited too long to start
 
 

@@ -48,6 +48,7 @@ class Request:
         self.sampling: SamplingParams = message.sampling
         self.priority = message.priority
         self.cache_salt = message.cache_salt
+        self.caller = message.caller
         self.eos_token_ids = frozenset(message.eos_token_ids)
         self.bad_words_ids = message.bad_words_ids
         self.arrival_number = arrival_number  # orders requests of one priority and due time

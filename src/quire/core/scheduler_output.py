@@ -17,7 +17,7 @@ from quire.core.sampling_params import SamplingParams
 class NewRequest(msgspec.Struct, kw_only=True):
     """A request that enters the batch. token_ids: all known tokens, output included.
 
-    pooling: an embedding is computed and no token is drawn.
+    pooling: an embedding is computed and no token is drawn. caller: see `AddRequest`.
     """
 
     request_id: str
@@ -27,6 +27,7 @@ class NewRequest(msgspec.Struct, kw_only=True):
     bad_words_ids: list[list[int]]
     eos_token_ids: list[int]
     pooling: PoolingParams | None = None
+    caller: str = ""
 
 
 class ScheduledRequest(msgspec.Struct, kw_only=True, gc=False):

@@ -28,6 +28,10 @@ WHITESPACE_PATTERN = (
 )
 MAX_WHITESPACE_CHARS = 64
 
+# why a grammar allows no token any more
+TOO_SLOW = "it takes too long to find the tokens that may come next"
+TOO_MUCH_FOR_CALLER = "finding the tokens that may come next has taken too long in your requests"
+
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _MAX_BYTES = {
     **dict.fromkeys(("json", "grammar", "structural_tag"), MAX_GRAMMAR_BYTES),

@@ -6,6 +6,7 @@ messages. Compiled grammars are cached: another request with the same one copies
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -14,7 +15,7 @@ from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import InvalidRequestError
 from quire.grammar.byte_bounded_cache import ByteBoundedCache
 from quire.grammar.gbnf import to_lark
-from quire.grammar.grammar_matcher import NO_EXTENSION, AnyMatcher, Matcher, ThoughtMatcher
+from quire.grammar.grammar_matcher import DEAD_END, AnyMatcher, Matcher, ThoughtMatcher
 from quire.grammar.json_style import json_style
 from quire.grammar.schema_bounds import OverBoundsError, check_grammar, check_regex, check_schema
 
@@ -23,18 +24,9 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 DEFAULT_CACHE_BYTES = 64 << 20
-MAX_REASON_CHARS = 300  # of llguidance's messages
 # Memory of a compiled grammar, measured: a constant, and a multiple of its text.
 GRAMMAR_BYTES = 256 << 10
 GRAMMAR_BYTES_PER_BYTE = 64
-
-
-_NO_TEXT = "no text matches it; loosen it"
-_ONE_OF = "two of its schemas may hold at once; use anyOf, or tell them apart by a required const"
-_UNENFORCED = {  # of JSON Schema: words of llguidance, and what they mean
-    "Unimplemented keys": "keywords that cannot be enforced",
-    "Unknown format": "formats that cannot be enforced",
-}
 
 # Keywords of JSON Schema that llguidance cannot enforce are errors; words that are no keywords are
 # ignored, as JSON Schema says; and a schema cannot change what JSON is.
@@ -142,8 +134,16 @@ def _compiled(
     if matcher.problem is not None:
         raise _refusal(structured_outputs, matcher.problem)
     if not any(mask):
-        raise structured_outputs.invalid(_NO_TEXT)
+        raise _refusal(structured_outputs, DEAD_END)
     return matcher
+
+
+def _refusal(structured_outputs: StructuredOutputs, reason: str) -> InvalidRequestError:
+    """An InvalidRequestError with llguidance's reason."""
+    from quire.grammar.refusals import explained  # a start does without
+
+    schema = json.loads(structured_outputs.text) if structured_outputs.kind == "json" else None
+    return structured_outputs.invalid(explained(reason, schema))
 
 
 def _limits() -> LLParserLimits:
@@ -215,21 +215,3 @@ def _json_grammar(structured_outputs: StructuredOutputs, schema: str) -> str:
 def _literally(text: str) -> str:
     """A regular expression that matches exactly this text."""
     return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):X}}}" for c in text)
-
-
-def _refusal(structured_outputs: StructuredOutputs, reason: str) -> InvalidRequestError:
-    """An InvalidRequestError with llguidance's reason."""
-    if reason in NO_EXTENSION:
-        return structured_outputs.invalid(_NO_TEXT)
-    if reason.startswith("panic: "):  # says nothing to callers, but names files
-        return structured_outputs.invalid("llguidance fails on it; write it in another way")
-    if "coerce_one_of" in reason:  # an option of llguidance, which callers cannot set
-        where = reason[: reason.index(": ") + 2] if reason.startswith("at ") else ""
-        return structured_outputs.invalid(f"{where}oneOf: {_ONE_OF}")
-    for words, meaning in _UNENFORCED.items():
-        if words in reason:
-            listed = reason.replace(words, meaning)
-            return structured_outputs.invalid(f"{listed[:MAX_REASON_CHARS]}; remove them")
-    if len(reason) > MAX_REASON_CHARS:
-        reason = reason[: MAX_REASON_CHARS - 1] + "…"
-    return structured_outputs.invalid(f"{reason}; correct it")

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from quire.core.structured_outputs import TOO_SLOW
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
     from quire.array_types import Tokens
 
-TOO_SLOW = "it takes too long to find the tokens that may come next"
+ENOUGH_MASKS = 20  # to know what they usually take: hostile grammars begin with quick ones
 NO_EXTENSION = ("NoExtension", "NoExtensionBias")  # llguidance's words for: no token can follow
+DEAD_END = "no text matches it that begins as this answer does"
 _TERMINATED = (*NO_EXTENSION, "EndOfSentence")
 
 
@@ -19,6 +22,8 @@ class _Automaton:
     """Shared by all matchers of one grammar; while one computes a mask, others wait for it."""
 
     is_stuck = False
+    num_masks = 0
+    mask_seconds = 0.0  # of all of them
 
 
 class Matcher:
@@ -32,7 +37,7 @@ class Matcher:
     def __init__(self, state: LLMatcher) -> None:
         self._state = state
         self._automaton = _Automaton()
-        self._is_given_up = False
+        self._given_up: str | None = None
         self._num_accepted = 0
 
     def copy(self) -> Matcher:
@@ -63,18 +68,29 @@ class Matcher:
         mask = self._state.compute_bitmask()
         return bytes(len(mask)) if self._state.is_error() else mask
 
-    def give_up(self, *, is_running: bool) -> None:
+    def give_up(self, problem: str, *, is_running: bool = False) -> None:
         """Allow no token any more.
 
         is_running: `token_bitmask` is still being called by a thread; then no other matcher of this
         grammar allows any either, since it would wait for that.
         """
-        self._is_given_up = True
+        self._given_up = problem
         self._automaton.is_stuck |= is_running
 
     @property
+    def mean_mask_seconds(self) -> float | None:
+        """The mean time that masks of this grammar have taken; None while there are few."""
+        seconds, count = self._automaton.mask_seconds, self._automaton.num_masks
+        return None if count < ENOUGH_MASKS else seconds / count
+
+    def record_mask(self, seconds: float) -> None:
+        """Record how long a mask has taken."""
+        self._automaton.num_masks += 1
+        self._automaton.mask_seconds += seconds
+
+    @property
     def _is_closed(self) -> bool:
-        return self._is_given_up or self._automaton.is_stuck
+        return self._given_up is not None or self._automaton.is_stuck
 
     @property
     def is_accepting(self) -> bool:
@@ -91,7 +107,7 @@ class Matcher:
     def problem(self) -> str | None:
         """The reason why no token is allowed any more; None if the grammar goes on."""
         if self._is_closed:
-            return TOO_SLOW
+            return self._given_up or TOO_SLOW
         return _reason(self._state.get_error()) if self._state.is_error() else None
 
 
@@ -142,10 +158,19 @@ class ThoughtMatcher:
         allowed = answer & ~(marked & ~prefix) | thought
         return allowed.to_bytes(max(map(len, masks)), "little")
 
-    def give_up(self, *, is_running: bool) -> None:
+    def give_up(self, problem: str, *, is_running: bool = False) -> None:
         """Allow no token any more: see `Matcher.give_up`."""
         for matcher in self._both:
-            matcher.give_up(is_running=is_running)
+            matcher.give_up(problem, is_running=is_running)
+
+    @property
+    def mean_mask_seconds(self) -> float | None:
+        """Of its answer's grammar: see `Matcher.mean_mask_seconds`."""
+        return self._both[0].mean_mask_seconds
+
+    def record_mask(self, seconds: float) -> None:
+        """Record how long its masks have taken, together."""
+        self._both[0].record_mask(seconds)
 
     @property
     def is_accepting(self) -> bool:
@@ -185,4 +210,5 @@ def _reason(problem: str) -> str:
     """The reason in llguidance's message, without its drawing of the position."""
     lines = [line.strip() for line in problem.splitlines()]
     causes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (causes or [lines[0]])[0].removesuffix(" <non-verbose/>")
+    reason = (causes or [lines[0]])[0].removesuffix(" <non-verbose/>")
+    return DEAD_END if reason in NO_EXTENSION else reason

@@ -1,7 +1,8 @@
-"""White space in JSON that is constrained by a schema, as options for llguidance.
+"""White space and escapes in JSON that is constrained by a schema, as options for llguidance.
 
 By default at most one space is allowed after a comma or a colon: a model that may write any white
-space may write a lot of it.
+space may write a lot of it. Escapes such as \u0061 are not allowed: with them a name that the
+schema lists could be written as another one, whose value it does not constrain.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from typing import Any
 
 from quire.core.structured_outputs import StructuredOutputs
 
-USUAL_STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-_NONE = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+_COMMON = {"whitespace_flexible": False, "json_allowed_escapes": 'nrbtf\\"'}
+USUAL_STYLE = {**_COMMON, "item_separator": ", ?", "key_separator": ": ?"}
+_NONE = {**_COMMON, "item_separator": ",", "key_separator": ":"}
 
 
 def json_style(structured_outputs: StructuredOutputs) -> dict[str, Any]:

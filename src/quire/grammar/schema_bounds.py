@@ -15,6 +15,7 @@ from typing import Any
 from quire.grammar.lark_bounds import UnreadableGrammarError, num_written_out
 from quire.grammar.regex_bounds import MAX_REPEATED, num_repeated
 
+MAX_PATH_CHARS = 80  # of a path in messages: the last ones
 MAX_DEPTH = 64  # nested objects and lists
 MAX_NODES = 10_000  # values, those of enums included
 MAX_PATTERN_CHARS = 4096  # of one pattern
@@ -22,7 +23,11 @@ _TOO_LONG = f"its counts add more than {MAX_REPEATED} characters to it; lower th
 MAX_MULTIPLES = 20_000  # of all multipleOf together, each without its decimal point
 MAX_LISTED = 1 << 53  # of numbers in enum and const: llguidance rounds larger ones, or crashes
 
+# written as \u0001, which answers do not have (json_style.py)
+_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+
 _EMBEDDED = re.compile(r"%json\s*(?=\{)")
+_Path = tuple[str | int, ...]  # of names and indices from the root to a value
 
 
 class OverBoundsError(ValueError):
@@ -69,24 +74,30 @@ def _check(schema: Any) -> None:
     if not isinstance(schema, _Pairs):
         raise OverBoundsError("must be a JSON schema: an object")
     multiples = num_added = 0
-    for index, (name, value, depth) in enumerate(_walk(schema)):
-        if depth > MAX_DEPTH:
+    for index, (path, value) in enumerate(_walk(schema)):
+        name = path[-1] if path else ""
+        if len(path) > MAX_DEPTH:
             raise OverBoundsError(f"nested more than {MAX_DEPTH} deep; flatten it")
         if index >= MAX_NODES:
             raise OverBoundsError(f"more than {MAX_NODES} values in all; make it smaller")
         if name == "pattern" and isinstance(value, str) and len(value) > MAX_PATTERN_CHARS:
-            raise OverBoundsError(f"pattern: over {MAX_PATTERN_CHARS} characters; shorten it")
+            raise _over(path, f"over {MAX_PATTERN_CHARS} characters; shorten it")
         num_added += sum(map(num_repeated, _patterns_of(name, value)))
         if num_added > MAX_REPEATED:
-            raise OverBoundsError(f"pattern: {_TOO_LONG}")
-        if any(abs(number) > MAX_LISTED for number in _listed_numbers(name, value)):
-            problem = f"{name}: a number above 2**53, which would be rounded; write it as a string"
-            raise OverBoundsError(problem)
+            raise _over(path, _TOO_LONG)
+        if name in ("enum", "const"):
+            _check_listed(path, value)
+        _check_least(path, value)
         if name == "multipleOf":
             multiples += _without_point(value)
             if multiples > MAX_MULTIPLES:
-                problem = f"multipleOf: above {MAX_MULTIPLES} in all; use smaller numbers"
-                raise OverBoundsError(problem)
+                raise _over(path, f"above {MAX_MULTIPLES} in all; use smaller numbers")
+
+
+def _over(path: _Path, problem: str) -> OverBoundsError:
+    """The error for the value at a path of the schema."""
+    where = "".join(f".{part}" if isinstance(part, str) else f"[{part}]" for part in path)
+    return OverBoundsError(f"{where.removeprefix('.')[-MAX_PATH_CHARS:]}: {problem}")
 
 
 def check_regex(pattern: str) -> None:
@@ -107,7 +118,7 @@ def check_grammar(grammar: str) -> None:
     check_embedded_schemas(grammar)
 
 
-def _patterns_of(name: str, value: Any) -> Iterator[str]:
+def _patterns_of(name: str | int, value: Any) -> Iterator[str]:
     """The patterns in a member of a schema: a value of `pattern`, names in `patternProperties`."""
     if name == "pattern" and isinstance(value, str):
         yield value
@@ -115,25 +126,43 @@ def _patterns_of(name: str, value: Any) -> Iterator[str]:
         yield from (pattern for pattern, _ in value)
 
 
-def _listed_numbers(name: str, value: Any) -> Iterator[int | float]:
-    """The numbers in a member `enum` or `const`, at any depth.
+def _check_listed(path: _Path, listed: Any) -> None:
+    """Check the values in a member `enum` or `const`, at any depth.
 
     Also in the schema of a property of that name: a `$ref` may lead to the map of properties.
     """
-    if name in ("enum", "const"):
-        yield from (found for _, found, _ in _walk(value) if isinstance(found, int | float))
+    for _, found in _walk(listed):
+        if isinstance(found, int | float) and abs(found) > MAX_LISTED:
+            problem = "a number above 2**53, which would be rounded; write it as a string"
+            raise _over(path, problem)
+        if isinstance(found, str) and (control := _CONTROL.search(found)):
+            problem = f"a text with U+{ord(control[0]):04X}, a control character; leave it out"
+            raise _over(path, problem)
 
 
-def _walk(schema: Any) -> Iterator[tuple[str, Any, int]]:
-    """Every value with its member name ("" in a list) and its depth."""
-    rest = [("", schema, 0)]
+def _check_least(path: _Path, schema: Any) -> None:
+    """Check that no object has to have two members of free names: both could have the same one."""
+    words = dict(schema) if isinstance(schema, _Pairs) else {}
+    least, required = words.get("minProperties"), words.get("required")
+    is_free = words.get("additionalProperties") is not False or "patternProperties" in words
+    if not isinstance(least, int | float) or not is_free:
+        return
+    most = 1 + len({*map(str, required)} if isinstance(required, list) else ())
+    if least > most:
+        problem = f"above {most} one name could be used twice; put more names into required"
+        raise _over((*path, "minProperties"), f"{problem}, or lower it to {most}")
+
+
+def _walk(schema: Any) -> Iterator[tuple[_Path, Any]]:
+    """Every value with its path."""
+    rest: list[tuple[_Path, Any]] = [((), schema)]
     while rest:
-        name, value, depth = rest.pop()
-        yield name, value, depth
+        path, value = rest.pop()
+        yield path, value
         if isinstance(value, _Pairs):
-            rest += [(inner, member, depth + 1) for inner, member in value]
+            rest += [((*path, name), member) for name, member in value]
         elif isinstance(value, list):
-            rest += [("", member, depth + 1) for member in value]
+            rest += [((*path, index), member) for index, member in enumerate(value)]
 
 
 def _without_point(value: Any) -> int:

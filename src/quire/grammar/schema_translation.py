@@ -2,8 +2,8 @@
 
 Owns what llguidance would refuse although it constrains nothing or can be said otherwise: formats
 that JSON Schema does not define, which are notes to readers, names of members that are listed,
-match a pattern or have a length (`propertyNames`), different items of a short list (`uniqueItems`),
-and pydantic's patterns of decimal numbers, which look ahead. Other keywords stay as they are;
+match a pattern or have a length (`propertyNames`), different items of a short list (`uniqueItems`).
+What strings and numbers may be is in value_translation.py. Other keywords stay as they are;
 llguidance refuses them.
 """
 
@@ -15,6 +15,13 @@ from collections.abc import Iterator
 from itertools import permutations
 from typing import Any
 
+from quire.grammar.value_translation import (
+    DECIMAL,
+    bounds_of,
+    with_plain_decimal,
+    with_real_dates,
+    without_excluded_end,
+)
 from quire.tokenizer.pattern_cost import num_attempts
 
 Schema = dict[str, Any]
@@ -36,19 +43,13 @@ _MAX_UNIQUE = 5  # values with 120 orders, which compile in 30 ms; 720 of six ta
 _LENGTHS = frozenset({"minLength", "maxLength"})
 _MAX_LENGTH = 1000  # of names
 _MAX_ATTEMPTS = 1_000_000  # to match listed names; some milliseconds
-_DECIMAL = r"^(?!^[-+.]*$)[+-]?0*"  # how pydantic's patterns of a Decimal begin, and go on:
-_DECIMAL_TAILS = (
-    r"\\d\*\\\.\?\\d(?:\*|\{0,(?P<fraction>\d+)\}0\*)\$",
-    r"\(\?:\\d\{0,(?P<digits>\d+)\}\|\(\?=\[\\d\.\]\{1,(?P<length>\d+)\}0\*\$\)"
-    r"\\d(?:\*|\{0,\d+\})\\\.\\d(?:\*|\{0,(?P<fraction>\d+)\})0\*\$\)",
-)
-_MAX_DIGITS = 64  # of a decimal number
+_TRANSLATED = ("propertyNames", "format", "uniqueItems", "exclusiveM", DECIMAL)
 _MAX_REFS = 64  # of one `propertyNames`, which may lead in a circle
 
 
 def translated(text: str) -> str:
     """A schema's text, translated where that is needed. The text is valid JSON, at most 64 deep."""
-    if not any(word in text for word in ("propertyNames", "format", "uniqueItems", _DECIMAL)):
+    if not any(word in text for word in _TRANSLATED):
         return text
     schema = json.loads(text)
     if not isinstance(schema, dict) or not _translate(schema):
@@ -58,27 +59,41 @@ def translated(text: str) -> str:
 
 def _translate(root: Schema) -> bool:
     """Translate a schema and all those in it, in place. Whether any has changed."""
-    changed, rest = False, [root]
+    changed, rest, bounds = False, [root], bounds_in(root)
     while rest:
         schema = rest.pop()
-        rest += _inner(schema)
+        rest += [inner for _, inner in inner_schemas(schema)]
         changed |= _without_note(schema)
         changed |= _with_names(schema, root)
         changed |= _with_orders(schema, root)
-        changed |= _with_plain_decimal(schema)
+        changed |= with_plain_decimal(schema)
+        changed |= with_real_dates(schema)
+        changed |= without_excluded_end(schema, bounds)
     return changed
 
 
-def _inner(schema: Schema) -> Iterator[Schema]:
-    """The schemas right below one; values of `const`, `enum` and `default` are none."""
-    candidates: list[Any] = []
+def bounds_in(root: Schema) -> set[float]:
+    """The bounds of numbers in a schema and all those in it."""
+    found, rest = set[float](), [root]
+    while rest:
+        schema = rest.pop()
+        rest += [inner for _, inner in inner_schemas(schema)]
+        found |= bounds_of(schema)
+    return found
+
+
+def inner_schemas(schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """(path, schema) of those right below one; values of `const`, `enum` and `default` are none."""
+    candidates: list[tuple[str, Any]] = []
     for word in _SCHEMAS:
         value = schema.get(word)
-        candidates += value if isinstance(value, list) else [value]
+        several = enumerate(value if isinstance(value, list) else ())
+        candidates += [(word, value), *((f"{word}[{index}]", each) for index, each in several)]
     for word in _NAMED_SCHEMAS:
         named = schema.get(word)
-        candidates += named.values() if isinstance(named, dict) else ()
-    yield from (found for found in candidates if isinstance(found, dict))
+        several_named = named.items() if isinstance(named, dict) else ()
+        candidates += [(f"{word}.{name[:40]}", each) for name, each in several_named]
+    yield from ((path, found) for path, found in candidates if isinstance(found, dict))
 
 
 def _without_note(schema: Schema) -> bool:
@@ -133,9 +148,10 @@ def _matching(pattern: str, own: Schema, value: Any) -> Schema | None:
     is_quick = num_attempts([pattern], longest) * chars <= _MAX_ATTEMPTS
     if not is_quick or not (isinstance(value, bool) or value == {}):
         return None
+    if any(name.endswith("\n") for name in own):  # before which Python's `$` matches
+        return None
     try:
-        lines = (name for name in own if not name.endswith("\n"))  # before which `$` matches
-        known = {name: own[name] for name in lines if re.search(pattern, name)}
+        known = {name: each for name, each in own.items() if re.search(pattern, name)}
     except re.error:
         return None
     others = {} if value is False else {"patternProperties": {pattern: value}}
@@ -176,36 +192,6 @@ def _of_length(minLength: Any = 0, maxLength: Any = "") -> str | None:  # noqa: 
         if length != "" and not (type(length) is int and 0 <= length <= _MAX_LENGTH):
             return None
     return rf"^[\s\S]{{{minLength},{maxLength}}}$"
-
-
-def _with_plain_decimal(schema: Schema) -> bool:
-    """Say without looking ahead which numbers are meant, in plain notation: -12.50, not +012.5."""
-    pattern = schema.get("pattern")
-    if not isinstance(pattern, str) or not pattern.startswith(_DECIMAL):
-        return False
-    tails = (re.fullmatch(tail, pattern[len(_DECIMAL) :]) for tail in _DECIMAL_TAILS)
-    if (tail := next(filter(None, tails), None)) is None:
-        return False
-    found = {name: int(value) for name, value in tail.groupdict().items() if value is not None}
-    length = found.pop("length", 0)
-    if "digits" in found and "fraction" in found:
-        found["fraction"] = min(found["fraction"], length - 1 - found["digits"])
-    if max(found.values(), default=0) > _MAX_DIGITS or length == 1:
-        return False
-    schema["pattern"] = rf"^-?(?:{_plain_decimals(**found)})$"
-    return True
-
-
-def _plain_decimals(digits: int | None = None, fraction: int | None = None) -> str:
-    """A pattern. digits: at most as many before the point, or in all if fraction is None."""
-    if digits is None or fraction is not None:
-        before = r"[1-9]\d*" if digits is None else rf"[1-9]\d{{0,{digits - 1}}}"
-        before = "0" if digits == 0 else f"0|{before}"
-        after = r"(?:\.\d+)?" if fraction is None else rf"(?:\.\d{{1,{fraction}}})?"
-        return before if fraction == 0 else f"(?:{before}){after}"
-    parts = [rf"0(?:\.\d{{1,{digits}}})?", rf"[1-9]\d{{0,{digits - 1}}}"]
-    parts += [rf"[1-9]\d{{{n - 1}}}\.\d{{1,{digits - n}}}" for n in range(1, digits)]
-    return "|".join(parts)
 
 
 def _shared(value: Any, root: Schema) -> Any:

@@ -95,9 +95,10 @@ def _ban_others(logits: MutableLogits, users: _Users) -> None:
 
 def _apply_grammar(logits: MutableLogits, users: _Users) -> None:
     """Logits processor of structured outputs: ban tokens that the grammar does not allow."""
-    rows = users.rows.tolist()
-    grammars = [users.state.grammars[row] for row in rows]
-    compute_masks(users.state.mask_thread, grammars, [users.history.output(row) for row in rows])
+    rows, state = users.rows.tolist(), users.state
+    grammars = [state.grammars[row] for row in rows]
+    outputs = [users.history.output(row) for row in rows]
+    compute_masks(state.mask_thread, grammars, outputs, state.begin_masks())
     for sample, grammar in zip(users.samples.tolist(), grammars, strict=True):
         logits.ban_flagged(sample, grammar.banned(logits.size))
 

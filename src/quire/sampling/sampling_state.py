@@ -7,6 +7,8 @@ its rows do not use. What parameters mean is in logits_processors.py and draw.py
 from __future__ import annotations
 
 import enum
+import math
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +16,7 @@ import numpy as np
 from quire.array_types import Flags, Floats, Ints, Logits
 from quire.core.sampling_params import SamplingParams
 from quire.sampling.bad_words import BadWords
+from quire.sampling.caller_budgets import CallerBudgets, StepMasks
 from quire.sampling.mask_thread import MaskThread
 from quire.sampling.structured_mask import GrammarConstraint, Matcher
 from quire.sampling.thinking_budget import ThinkingBudget
@@ -99,8 +102,8 @@ class SamplingState:
 
     needs: Need flags of each row, int16 [R]; seeds: int64 [R]; num_logprobs: int64 [R], read only
     where LOGPROBS is set; bias, min_tokens, bad_words, allowed_tokens, logprob_tokens,
-    thinking_budgets, grammars: by row, only for rows that use them. mask_thread: computes the masks
-    of grammars.
+    thinking_budgets, grammars: by row, only for rows that use them. callers: by row, of those that
+    draw tokens. mask_thread: computes the masks of grammars. step_begin: monotonic seconds.
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
@@ -115,10 +118,13 @@ class SamplingState:
         self.logprob_tokens: dict[int, Ints] = {}
         self.thinking_budgets: dict[int, ThinkingBudget] = {}
         self.grammars: dict[int, GrammarConstraint] = {}
+        self.callers: dict[int, str] = {}
         self.mask_thread = MaskThread()
+        self.step_begin = 0.0
+        self._budgets = CallerBudgets()
         self._ragged: tuple[dict[int, Any], ...] = (
             self.bias, self.min_tokens, self.bad_words, self.allowed_tokens,
-            self.logprob_tokens, self.thinking_budgets, self.grammars,
+            self.logprob_tokens, self.thinking_budgets, self.grammars, self.callers,
         )  # fmt: skip
         self._numbers = np.zeros((len(RowParams._fields), max_num_seqs))
 
@@ -132,12 +138,16 @@ class SamplingState:
         bad_words_ids: list[list[int]],
         matcher: Matcher | None = None,
         is_thinking: bool = False,
+        caller: str | None = None,
     ) -> None:
         """Set the row of a request. seed: 64 bits, signed or not. matcher: of its grammar.
 
         is_thinking: whether its answer starts inside the reasoning; read with a thinking budget.
+        caller: whose request it is; None: of nobody who waits for tokens.
         """
         self.clear_row(row)
+        if caller is not None:
+            self.callers[row] = caller
         top_k = min(sampling.top_k, self.vocab_size) if sampling.top_k > 0 else self.vocab_size
         self._numbers[:, row] = (  # in the order of RowParams
             sampling.temperature, top_k, sampling.top_p, sampling.min_p,
@@ -167,7 +177,7 @@ class SamplingState:
             stops = np.array(sampling.stop_token_ids, np.int64)
             banned_ids = np.array(eos_token_ids if sampling.ignore_eos else [], np.int64)
             self.grammars[row] = GrammarConstraint(
-                matcher, stop_token_ids=stops, banned_ids=banned_ids
+                matcher, stop_token_ids=stops, banned_ids=banned_ids, caller=caller or ""
             )
         self.needs[row] = self._needs_of(row, sampling, top_k)
 
@@ -189,6 +199,12 @@ class SamplingState:
             (Need.THINKING_BUDGET, row in self.thinking_budgets),
         )
         return sum(need for need, is_asked in asked if is_asked)
+
+    def begin_masks(self) -> StepMasks:
+        """The masks of a step whose other work is done; those of a lone caller are all free."""
+        is_alone = len(set(self.callers.values())) < 2
+        free = math.inf if is_alone else time.monotonic() - self.step_begin
+        return StepMasks(self._budgets, free)
 
     def reset(self) -> None:
         """Clear all rows."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from quire.core.messages import ErrorKind, RequestDelta
+from quire.core.messages import CALLER_LIMIT_SECONDS, ErrorKind, RequestDelta
 from quire.core.request import FinishReason, Request
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import SampleResult, ScheduledRequest
+from quire.core.structured_outputs import TOO_MUCH_FOR_CALLER
 
 NON_FINITE = (
     "the model computed non-finite numbers (NaN or infinity) for this request; send it again, or, "
@@ -26,11 +27,22 @@ _BANNING = (
 
 def no_token_left(
     sampling: SamplingParams, grammar_problem: str | None = None
-) -> tuple[str, str | None]:
+) -> tuple[str, ErrorKind, str | None]:
     """The error of a request whose own params left no token to draw, and the first of these."""
     outputs = sampling.structured_outputs
+    if outputs is not None and grammar_problem == TOO_MUCH_FOR_CALLER:
+        fix = f"send it again in {CALLER_LIMIT_SECONDS:g} s, or make their grammars simpler"
+        return (
+            f"{outputs.name}: {grammar_problem}, and others wait; {fix}",
+            ErrorKind.CALLER_LIMIT,
+            outputs.name,
+        )
     if outputs is not None and grammar_problem is not None:
-        return f"{outputs.name}: {grammar_problem}; make it simpler", outputs.name
+        return (
+            f"{outputs.name}: {grammar_problem}; make it simpler",
+            ErrorKind.REQUEST,
+            outputs.name,
+        )
     names = [
         outputs.name if outputs is not None and name == "structured_outputs" else name
         for name in _BANNING
@@ -40,7 +52,7 @@ def no_token_left(
         f"{', '.join(names) or 'the sampling params'}: left no token to draw, as all are banned or "
         "distorted; ban fewer tokens, lower min_tokens, or use smaller values or a simpler grammar"
     )
-    return text, names[0] if names else None
+    return text, ErrorKind.REQUEST, names[0] if names else None
 
 
 def make_final_delta(

@@ -177,8 +177,8 @@ class Scheduler:
             self._num_corrupted_requests += 1
             return self._end(request, FinishReason.ERROR, NON_FINITE)
         if result.exhausted:
-            message, param = no_token_left(request.sampling, result.grammar_problem)
-            delta = self._end(request, FinishReason.ERROR, message, ErrorKind.REQUEST)
+            message, kind, param = no_token_left(request.sampling, result.grammar_problem)
+            delta = self._end(request, FinishReason.ERROR, message, kind)
             delta.error_param = param
             return delta
         delta = self._end(request, FinishReason.STOP)

@@ -47,6 +47,7 @@ class StepPlan:
                 bad_words_ids=request.bad_words_ids,
                 eos_token_ids=sorted(request.eos_token_ids),
                 pooling=request.pooling,
+                caller=request.caller,
             )
         )
 

@@ -6,6 +6,7 @@ on the host. No torch.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -55,6 +56,7 @@ class RunningRequests:
 
     def apply_differences(self, plan: SchedulerOutput) -> list[int]:
         """Remove and add requests as the plan says; returns the rows of added requests."""
+        self.sampling.step_begin = time.monotonic()
         for request_id in plan.removed_ids:
             row = self.batch.remove(request_id)
             if row is not None:
@@ -73,6 +75,7 @@ class RunningRequests:
                 bad_words_ids=request.bad_words_ids,
                 matcher=self._matchers.get(request.request_id),
                 is_thinking=_is_thinking(request),
+                caller=request.caller if request.pooling is None else None,
             )
             if request.sampling.prompt_logprobs is not None:
                 self._prompt_logprobs[request.request_id] = request.sampling.prompt_logprobs

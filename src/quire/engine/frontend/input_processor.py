@@ -54,7 +54,7 @@ class Options(TypedDict, total=False):
 class ContinuationOptions(Options, total=False):
     """Options of a prompt's continuation. cut_to_context: lower max_tokens to what the context has.
 
-    caller: whom the compilation of a grammar is counted for. stop_when: ends answers by their text.
+    caller: whom the work for a grammar is counted for. stop_when: ends answers by their text.
     prompt_field: the caller's field that errors about the prompt name. report_progress: also yield
     outputs without tokens, with `progress`, while the prompt is computed.
     """
@@ -176,6 +176,7 @@ class InputProcessor:
                 stream=stream or bool(sampling.stop) or stop_when is not None,
                 # the other answers find what the first has computed
                 report_progress=report_progress and index == 0,
+                caller=caller,
             )
             for index, answer in enumerate(self._answers(sampling))
         ]

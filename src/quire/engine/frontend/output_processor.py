@@ -13,7 +13,13 @@ from functools import cache
 
 import msgspec
 
-from quire.core.messages import AddRequest, ErrorKind, RequestDelta, TokenLogprobs
+from quire.core.messages import (
+    CALLER_LIMIT_SECONDS,
+    AddRequest,
+    ErrorKind,
+    RequestDelta,
+    TokenLogprobs,
+)
 from quire.core.request import FinishReason
 from quire.core.request_output import (
     CompletionOutput,
@@ -26,6 +32,7 @@ from quire.engine.frontend.input_processor import PreparedRequest
 from quire.engine.frontend.progress_reports import ProgressReports
 from quire.engine.frontend.request_metrics import AnswerTimes, RequestMetrics
 from quire.errors import (
+    CallerLimitError,
     EngineError,
     InvalidRequestError,
     OverloadedError,
@@ -339,6 +346,8 @@ def _as_error(message: str, delta: RequestDelta) -> QuireError:
             return InvalidRequestError(message, param=delta.error_param, code="invalid_value")
         case ErrorKind.OVERLOAD:
             return OverloadedError(message)
+        case ErrorKind.CALLER_LIMIT:
+            return CallerLimitError(message, retry_after=CALLER_LIMIT_SECONDS)
         case ErrorKind.QUEUE_TIMEOUT:
             return QueueTimeoutError(message)
         case ErrorKind.ENGINE:

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Scope, Send
 
 from quire.errors import (
+    CallerLimitError,
     ContextLengthError,
     DeadlineError,
     DrainingError,
@@ -238,11 +239,13 @@ def _reply(
 
 
 def _overloaded(error: OverloadedError) -> ErrorReply:
-    """429 for a full queue, 503 for other overload; with Retry-After."""
+    """429 for a full queue and a caller's limit, 503 for other overload; with Retry-After."""
     status, kind, code = 503, "service_unavailable_error", "server_is_overloaded"
     match error:
         case QueueFullError():
             status, kind, code = 429, "rate_limit_error", "queue_full"
+        case CallerLimitError():
+            status, kind, code = 429, "rate_limit_error", "rate_limit_exceeded"
         case QueueTimeoutError():
             code = "queue_timeout"
         case ModelNotLoadedError():

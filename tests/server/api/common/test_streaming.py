@@ -15,7 +15,13 @@ from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
 from quire.core.request_output import Logprob
-from quire.errors import ContextLengthError, EngineError, InvalidRequestError, OverloadedError
+from quire.errors import (
+    CallerLimitError,
+    ContextLengthError,
+    EngineError,
+    InvalidRequestError,
+    OverloadedError,
+)
 from quire.server.api.common import conversation
 from quire.server.api.common.job_runner import merged
 from quire.server.api.common.logprob_formats import ChatLogprobs, TopLogprob, chat_logprobs
@@ -23,6 +29,7 @@ from quire.server.api.common.logprob_formats import ChatLogprobs, TopLogprob, ch
 FAILURES = [
     (EngineError("the step failed; send it again"), 500, "server_error", "engine_error"),
     (OverloadedError("the queue is full; wait", retry_after=2.5), 503, None, None),
+    (CallerLimitError("too much; wait"), 429, "rate_limit_error", "rate_limit_exceeded"),
     (InvalidRequestError("n: no; lower it", param="n"), 400, "invalid_request_error", None),
     (
         ContextLengthError("prompt: too long; shorten it", num_prompt_tokens=9, limit=8),
