@@ -63,10 +63,7 @@ def make_parser() -> CommandParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Answer all lines; 1 if some line is not a request. Raises ConfigError for the files.
-
-    A refused request is an answer, as in OpenAI's batches: its line in the output says why.
-    """
+    """Answer all lines; 1 if some request failed. Raises ConfigError for the files."""
     args = make_parser().parse(argv)
     for name in ("input_file", "output_file"):
         if name not in args:
@@ -92,7 +89,7 @@ def run(argv: Sequence[str]) -> int:
             if target.num_lines or not total:
                 text = _summary(found, total, args.output_file)
                 print(text, file=sys.stderr)
-    return 0 if found["read"] == total else 1
+    return 0 if found["answered"] == total else 1
 
 
 async def _run(
@@ -105,8 +102,7 @@ async def _run(
 ) -> None:
     """Write a result for each line as soon as it is there.
 
-    found: counts the requests that succeeded ("good"), and the lines that were requests ("read")
-    or were not ("wrong").
+    found: counts the requests that were "answered" and those that "failed".
     What was in the target stays there until the engine is up.
     """
     from rich.console import Console
@@ -129,8 +125,7 @@ async def _run(
         async with aclosing(run_lines(lines, app, num_at_once=num_at_once)) as results:
             async for result in results:
                 target.write(msgspec.json.encode(result))
-                found["good"] += result.is_good
-                found["read" if result.is_request else "wrong"] += 1
+                found["answered" if result.is_good else "failed"] += 1
                 next(ticks, None)
         next(ticks, None)  # the bar is complete
     finally:
@@ -139,12 +134,9 @@ async def _run(
 
 def _summary(found: Counter[str], total: int, path: str) -> str:
     """The last line; "answered" means what the exit status means by it."""
-    failed, wrong = found["read"] - found["good"], found["wrong"]
-    errors = f", {failed} of them with an error" if failed else ""
-    if wrong:
-        errors += f"; {wrong} {'line is not a request' if wrong == 1 else 'lines are not requests'}"
+    failed = f", {found['failed']} failed" if found["failed"] else ""
     where = "standard output" if path == "-" else path
-    return f"{found['read']} of {total - wrong} requests answered{errors}; see {where}"
+    return f"{found['answered']} of {total} requests answered{failed}; see {where}"
 
 
 def _open_source(path: str) -> IO[bytes]:
