@@ -115,12 +115,30 @@ def try_start(
         return None
 
 
-def no_thread() -> OverloadedError:
-    """The error of work for which no thread can be started."""
+def no_thread(problem: str = "no thread could be started") -> OverloadedError:
+    """The error of work for which no thread or process can be started."""
     return OverloadedError(
-        "no thread could be started; try again later, or raise the limit of threads (ulimit -u, or "
+        f"{problem}; try again later, or raise the limit of processes and threads (ulimit -u, or "
         "the container's)"
     )
+
+
+def require_threads(count: int, what: str) -> None:
+    """Raise OverloadedError unless this many threads can be started at once. what: takes them.
+
+    For where libraries would start them: those in C and Rust print what failed, and abort.
+    """
+    end, threads = threading.Event(), list[threading.Thread]()
+    try:
+        while len(threads) < count:
+            threads.append(start_thread(end.wait, "quire-probe"))
+    except OverloadedError:
+        text = f"{what} takes at least {count + 1} threads, and the system has {len(threads) + 1}"
+        raise no_thread(text) from None
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
 
 
 async def in_detached_thread(work: Callable[[], T]) -> T:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import io
+import os
 import re
 import shlex
 import signal
@@ -369,6 +371,57 @@ def test_a_limit_of_threads_is_reported_in_one_line(
     assert main(["chat", "hello"]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: no thread could be started; try again later, or raise")
+
+
+@pytest.mark.parametrize("command", [["serve", "--port", "0"], ["demo"]])
+def test_a_few_threads_are_too_few_for_a_server(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its libraries would abort, each with words of its own."""
+    start, left = threading.Thread.start, 3
+
+    def start_some(thread: threading.Thread) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    monkeypatch.setattr(subprocess, "Popen", None)  # nothing is started
+    assert main(command) == 1
+    (error,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"takes at least \d+ threads, and the system has 4; .*ulimit -u", error)
+    assert not any(thread.name == "quire-probe" for thread in threading.enumerate())
+
+
+def test_a_process_that_cannot_be_started_is_reported_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_argv: list[str]) -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr("quire.cli.demo.run", fail)
+    assert main(["demo"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: no process could be started; try again later, or raise")
+
+
+THREADS = """
+import os
+from quire.cli import main
+main(["generate", "--max-tokens", "1", "hello"])
+print(len(os.listdir("/proc/self/task")))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_a_command_encodes_its_text_without_threads() -> None:
+    env = os.environ | {"RAYON_NUM_THREADS": "100"}
+    env.pop("TOKENIZERS_PARALLELISM", None)
+    command = [sys.executable, "-c", THREADS]
+    run = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert int(run.stdout.splitlines()[-1]) < 100
 
 
 INTERRUPTED_IMPORT = """

@@ -33,8 +33,8 @@ from quire.engine.core.plan_window import PlanWindow
 from quire.engine.core.queue_deadlines import QueueDeadlines
 from quire.engine.core.step_log import StepLog
 from quire.engine.core.weight_search import WeightSearch
-from quire.models.prepared import prepared_reader
 from quire.errors import InvalidRequestError, OverloadedError
+from quire.models.prepared import prepared_reader
 from quire.scheduler.request_outputs import QUEUE_TIMEOUT, make_final_delta
 from quire.scheduler.scheduler import Scheduler
 

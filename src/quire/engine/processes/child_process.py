@@ -16,9 +16,6 @@ from quire.errors import EngineError
 _ENVIRONMENT = {
     # the parent has fetched what its models need; a later start depends on no network
     "HF_HUB_OFFLINE": "1",
-    # texts are encoded one by one: the library would start a thread for each core, and fail for
-    # good where one cannot be started
-    "TOKENIZERS_PARALLELISM": "false",
 }
 
 
