@@ -219,7 +219,7 @@ class _Rewriter:
             case NoEffect() if self._has(over):
                 self._over |= over
             case NoEffect(is_neutral=True) if over:
-                raise ConfigError(f"{flag} is set by each request; send {row.name} there")
+                raise ConfigError(f"{flag} is set by each request; send {row.name!r} there")
             case NoEffect(text=notice, is_neutral=is_neutral):
                 self.notices += [] if is_neutral else [notice]
             case refused:
@@ -242,6 +242,9 @@ class _Rewriter:
             self.words.append(shown)
         elif name in DEFAULTS and self._has_defaults(own):  # as llama-server takes them
             if value is not None:
+                from quire.cli.request_defaults import default_member  # usually not needed
+
+                default_member(flag, name, shown)
                 self.words.append(f"{GENERATION_CONFIG}.{DEFAULTS[name]}={shown}")
         elif name in _OF_OTHERS:
             self.notices.append(f"{flag} has no effect: {_OF_OTHERS[name]}")

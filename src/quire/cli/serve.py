@@ -162,6 +162,10 @@ def read_config(args: argparse.Namespace) -> None:
         print(f"note: {notice}", file=sys.stderr)
     if file.names_models and given.keys() & {"model", "models"}:
         raise ConfigError("MODEL, --model and the models of --config exclude each other; use one")
+    if (name := "override_generation_config") in file.given and name in chosen(args, [name]):
+        from quire.cli.request_defaults import joined_configs  # usually not needed
+
+        given[name] = joined_configs(file.given[name].value, given[name])
     file.leave_out([*given, *(_OF_ONE_MODEL if "models" in given else ())])
     args.__dict__.update({name: option.value for name, option in file.given.items()})
     args.config = file
