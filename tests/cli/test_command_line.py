@@ -259,8 +259,13 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["demo", "--url", "http:///v1"], "such as http://127.0.0.1:8000"),
         (
             ["quantize", "quire-tiny", "--method", "rtn", "--out", ""],
-            "error: --out is missing; see",
+            "error: --out is missing; as in `quire quantize quire-tiny --method",
         ),
+        (
+            ["quantize"],
+            "error: MODEL is missing; as in `quire quantize quire-tiny --method awq --o",
+        ),
+        (["verify", "quire-tiny"], "QUANTIZED is missing; as in `quire verify quire-tiny ./t"),
         (["generate", "-p", "a", "--prepared-weights", ""], "name a folder, or none"),
         (["cache", "--prepared-weights=--", "rm", "x"], "nothing is stored for 'x'"),
         (["serve", "--port=--"], "error: --port: must be an integer, not '--'"),
