@@ -263,7 +263,7 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (
             ["quantize"],
-            "error: MODEL is missing; as in `quire quantize quire-tiny --method awq --o",
+            "error: MODEL is missing; as in `quire quantize quire-tiny --method awq",
         ),
         (["verify", "quire-tiny"], "QUANTIZED is missing; as in `quire verify quire-tiny ./t"),
         (["generate", "-p", "a", "--prepared-weights", ""], "name a folder, or none"),
