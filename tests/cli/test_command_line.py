@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli import COMMANDS, main, serve
+from quire.cli import COMMANDS, main, profile, serve
 from quire.cli.options import human_int
 from quire.errors import EngineError
 from quire.processes import interrupted
@@ -427,6 +427,21 @@ def test_a_command_encodes_its_text_without_threads() -> None:
     command = [sys.executable, "-c", THREADS]
     run = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert int(run.stdout.splitlines()[-1]) < 100
+
+
+def test_files_may_lie_in_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell expands ~ behind =."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "config.yaml").write_text("num-blocks: 64\n")
+    assert main(["serve", "--config=~/config.yaml", "--dry-run"]) == 0
+    (tmp_path / "empty").touch()
+    (tmp_path / "prompt").write_text("hello\n")
+    few = ["--num-blocks=64"]
+    assert main(["run-batch", "--input-file=~/empty", "--output-file=~/answers", *few]) == 0
+    assert (tmp_path / "answers").exists()
+    assert main(["generate", "--file=~/prompt", "--max-tokens=1", *few]) == 0
+    plot = profile.make_parser().parse(["--plot=~/step.png"]).plot
+    assert plot == str(tmp_path / "step.png")
 
 
 INTERRUPTED_IMPORT = """

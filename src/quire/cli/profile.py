@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,7 +47,9 @@ def make_parser() -> CommandParser:
         "--prefill", type=human_int, metavar="N", help="profile the prefill of N tokens instead"
     )
     parser.add_argument("--json", action="store_true", default=False, help="print JSON")
-    parser.add_argument("--plot", metavar="FILE", help="also write a picture (PNG)")
+    parser.add_argument(
+        "--plot", type=os.path.expanduser, metavar="FILE", help="also write a picture (PNG)"
+    )
     add_engine_options(parser)
     return parser
 

@@ -48,11 +48,16 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "-i",
         "--input-file",
+        type=os.path.expanduser,
         metavar="PATH",
         help="requests, one JSON per line; - is standard input",
     )
     parser.add_argument(
-        "-o", "--output-file", metavar="PATH", help="where the answers go; - is standard output"
+        "-o",
+        "--output-file",
+        type=os.path.expanduser,
+        metavar="PATH",
+        help="where the answers go; - is standard output",
     )
     group = parser.add_argument_group("server")
     for option in options_of(ServerSettings):
