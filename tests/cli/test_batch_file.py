@@ -324,7 +324,7 @@ def test_a_device_that_is_full_is_one_sentence(
     source.write_bytes(line("a", CHAT | {"max_tokens": 1}))
     assert main(["run-batch", "-i", str(source), "-o", "/dev/full", "--num-blocks", "64"]) != 0
     (said,) = [text for text in capsys.readouterr().err.splitlines() if "error" in text]
-    assert said.startswith("error: --output-file '/dev/full' cannot be written (No space left")
+    assert said.startswith("error: -o '/dev/full' cannot be written (No space left")
 
 
 def test_ctrl_c_leaves_whole_lines(tmp_path: Path) -> None:

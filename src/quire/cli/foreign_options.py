@@ -108,7 +108,8 @@ class _Rewriter:
                 self._append(flag, name, plain_value(value), value)
             elif flag in self._flags or (found := row_of(flag)) is None:
                 if flag in self._flags and self._flags[flag].nargs != 0:
-                    self.spelled[self._flags[flag].option_strings[0]] = word.partition("=")[0], text
+                    own = max(self._flags[flag].option_strings, key=lambda each: each[:2] == "--")
+                    self.spelled[own] = word.partition("=")[0], text
                 self.words.append(flag + sign + text)
             else:
                 row, negated = found

@@ -156,4 +156,5 @@ def _open_source(path: str) -> IO[bytes]:
             raise ConfigError(f"input_file {path!r} is a stream or a folder; use a file")
         return open(path, "rb")
     except OSError as error:
-        raise ConfigError(f"file {path!r} cannot be opened ({error.strerror}); check it") from None
+        text = f"input_file {path!r} cannot be opened ({error.strerror}); check it"
+        raise ConfigError(text) from None
