@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from quire import processes
 from quire.cli import COMMANDS, main, profile, serve
 from quire.cli.options import human_int
 from quire.errors import EngineError
@@ -388,21 +389,34 @@ def test_a_few_threads_are_too_few_for_a_server(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its libraries would abort, each with words of its own."""
-    start, left = threading.Thread.start, 3
+    left = 3
 
-    def start_some(thread: threading.Thread) -> None:
+    def start(*_: object) -> None:
         nonlocal left
         left -= 1
         if left < 0:
             raise RuntimeError("can't start new thread")
-        start(thread)
 
-    monkeypatch.setattr(threading.Thread, "start", start_some)
+    monkeypatch.setattr(processes, "start_new_thread", start)
     monkeypatch.setattr(subprocess, "Popen", None)  # nothing is started
     assert main(command) == 1
     (error,) = capsys.readouterr().err.splitlines()
-    assert re.search(r"takes at least \d+ threads, and the system has 4; .*ulimit -u", error)
-    assert not any(thread.name == "quire-probe" for thread in threading.enumerate())
+    assert re.search(r"takes at least \d+ threads, and can have 5; .*ulimit -u", error)
+
+
+def test_many_threads_are_not_too_many() -> None:
+    processes.require_threads(10_000, "nothing")
+
+
+def test_a_server_needs_a_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", refuse)
+    assert main(["serve", "--port", "0"]) == 1
+    assert capsys.readouterr().err.startswith("error: no process could be started; try again")
 
 
 def test_a_process_that_cannot_be_started_is_reported_in_one_line(
