@@ -210,7 +210,7 @@ def test_a_file(tmp_path: Path) -> None:
         ("c: many\n", 1, "c must be an integer"),
         ("host: a\n-tp: 2\n", 2, "-tp 2 is not supported: a model runs on one device"),
         ("no-access-log: 3\n", 1, "no-access-log must be true or false, not 3"),
-        ("server:\n  port: 9\n", 1, "server is no option; write what it holds beside it"),
+        ("server:\n  port: 9\n", 1, "server is not an option; write what it holds beside it"),
         ("presence_penalty: 1\n", 1, "presence_penalty is set by each request; send 'presence_p"),
         ("host: a\nmodel: x\nmodels: [{model: y}]\n", 2, "model and models both name models"),
         ("host: a\ntensor-parallel-size: 2\n", 2, "tensor-parallel-size 2 is not supported: a"),

@@ -45,7 +45,7 @@ class BatchLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class NamedLine(msgspec.Struct):
-    """What is read of a line that is not a request: whose answer its error is."""
+    """The part of a line that is read where the line is not a request."""
 
     custom_id: str
 

@@ -30,9 +30,9 @@ def default_member(given_as: str, name: str, value: Any) -> dict[str, Any]:
 
 
 def joined_configs(lower: str, upper: str) -> str:
-    """Two generation configs as one, in JSON; a member of both is the upper one's.
+    """The two generation configs as one, in JSON; members of both are those of the upper one.
 
-    One that is no object is returned as it is, to be refused.
+    What is not an object is returned as it is, to be refused.
     """
     below, above = member_value(lower), member_value(upper)
     if not isinstance(above, dict):

@@ -155,7 +155,7 @@ class YamlFile:
                 continue
             if own_name not in known:
                 if isinstance(value, dict):
-                    raise ConfigError(f"{written[:64]} is no option; write what it holds beside it")
+                    raise ConfigError(f"{written[:64]} is not an option; write what it holds beside it")
                 names = [*others, *known]
                 near = nearest_name(own_name, names)
                 hint = (
