@@ -155,7 +155,8 @@ class YamlFile:
                 continue
             if own_name not in known:
                 if isinstance(value, dict):
-                    raise ConfigError(f"{written[:64]} is not an option; write what it holds beside it")
+                    text = f"{written[:64]} is not an option; write what it holds beside it"
+                    raise ConfigError(text)
                 names = [*others, *known]
                 near = nearest_name(own_name, names)
                 hint = (
