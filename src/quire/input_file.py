@@ -19,6 +19,7 @@ def read_file(path: str, most: int, *, waits: bool = False, again: bool = False)
     one whose writer writes nothing is an error. again: it is read several times, by which a pipe
     would be empty, and an error.
     """
+    path = os.path.expanduser(path)  # no shell does so in --config=~/file
     status = os.stat(path)
     mode = status.st_mode
     if stat.S_ISDIR(mode):

@@ -31,7 +31,7 @@ SETTING = re.compile(
     r"(?<!\w)'[^' ]*[;,][^' ]*'"  # a value of several, which stays
     r"|(?<![\w'\"$./-])"
     r"(?:[a-z]+(?:_[a-z]+)+"
-    r"|(?:(?<=\A)[a-z]+(?=: | is | must be | does nothing | '[^']*' is not supported))"
+    r"|(?:(?<=\A)[a-z]+(?=: | is | must | does nothing | '[^']*' (?:is not|cannot) ))"
     r"|[a-z]+(?=='))(?![\w/.-])"
     r"(?:='(?P<value>[\w.-]+)')?"
 )

@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 import threading
+import warnings
+from _thread import start_new_thread
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -115,12 +117,38 @@ def try_start(
         return None
 
 
-def no_thread() -> OverloadedError:
-    """The error of work for which no thread can be started."""
+def no_thread(problem: str = "no thread could be started") -> OverloadedError:
+    """The error of work for which no thread or process can be started."""
     return OverloadedError(
-        "no thread could be started; try again later, or raise the limit of threads (ulimit -u, or "
+        f"{problem}; try again later, or raise the limit of processes and threads (ulimit -u, or "
         "the container's)"
     )
+
+
+def require_threads(count: int, what: str) -> None:
+    """Raise OverloadedError unless this many threads can be started at once. what: takes them.
+
+    For where libraries would start them: those in C and Rust print what failed, and abort. A fork
+    tries it, so that this process does not keep the memory of their stacks and heaps.
+    """
+    count = min(count, 256)  # of which the fork's exit status can tell
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of threads that a fork does not have
+            child = os.fork()
+    except BlockingIOError:
+        raise no_thread("no process could be started") from None
+    if child == 0:
+        num_others = 0  # beside the main thread of the fork
+        try:
+            while num_others < count - 1:
+                start_new_thread(signal.pause, ())
+                num_others += 1
+        finally:  # whatever ends it, such as Ctrl-C
+            os._exit(num_others)
+    num_threads = 1 + max(0, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    if num_threads < count:
+        text = f"{what} takes at least {count + 1} threads, and can have {num_threads + 1}"
+        raise no_thread(text)
 
 
 async def in_detached_thread(work: Callable[[], T]) -> T:

@@ -92,10 +92,43 @@ def test_embeddings_are_answered() -> None:
 def test_a_bad_line_is_reported_and_stops_nothing(bad: bytes, words: str) -> None:
     results = run([line("a"), bad, line("c")], FakeEngine(), num_at_once=1)
     assert [result["error"] is None for result in results] == [True, False, True]
-    assert results[1]["response"] is None
     assert results[1]["error"]["code"] == "invalid_line"
     assert results[1]["error"]["message"].startswith("line 2: ")
     assert words in results[1]["error"]["message"]
+    response = results[1]["response"]
+    assert response["status_code"] == 400
+    assert response["request_id"]
+    assert response["body"]["error"]["message"] == results[1]["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        line("x", extra=1),
+        line("x", url="/v1/ghosts"),
+        line("x", url=1),
+        line("x", CHAT | {"stream": True}),
+        b'{"custom_id": "x"}',
+        b'{"custom_id": "x", "params": {}}',
+    ],
+)
+def test_a_bad_line_keeps_its_id(bad: bytes) -> None:
+    (result,) = run([bad], FakeEngine())
+    assert result["custom_id"] == "x"
+    assert result["error"]["code"] == "invalid_line"
+
+
+@pytest.mark.parametrize("bad", [b"not json", b"[]", b"{}", b'{"custom_id": 1}', b"[" * 5000])
+def test_a_bad_line_without_an_id_has_none(bad: bytes) -> None:
+    (result,) = run([bad], FakeEngine())
+    assert result["custom_id"] is None
+    assert result["response"]["status_code"] == 400
+
+
+def test_a_url_may_have_a_query() -> None:
+    beta = line("a", CHAT | {"max_tokens": 9}, url="/v1/messages?beta=true")
+    (result,) = run([beta], FakeEngine())
+    assert result["response"]["body"]["content"] == [{"type": "text", "text": "Hello!"}]
 
 
 def test_empty_lines_are_counted_but_not_answered() -> None:
@@ -142,9 +175,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     source.write_bytes(BOM_UTF8 + line("a", body) + b"\n\n" + line("b", body) + b"\nbad\n")
     assert main(["run-batch", "-i", str(source), "-o", str(target), "--num-blocks", "64"]) == 1
     results = [json.loads(text) for text in target.read_text().splitlines()]
-    answers = {r["custom_id"]: r["response"] for r in results if r["response"]}
+    answers = {r["custom_id"]: r["response"] for r in results}
     assert answers["a"]["body"]["choices"] == answers["b"]["body"]["choices"]
-    assert "2 of 2 requests answered; 1 line is not a request; see " in capsys.readouterr().err
+    assert "2 of 3 requests answered, 1 failed; see " in capsys.readouterr().err
 
 
 def test_a_dash_is_standard_input_and_output(tmp_path: Path) -> None:
@@ -166,7 +199,7 @@ def test_a_dash_is_standard_input_and_output(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_refused_request_is_no_failure_of_the_run(
+def test_failed_requests_are_counted_as_such(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
@@ -174,8 +207,8 @@ def test_a_refused_request_is_no_failure_of_the_run(
     lines = [line("a", CHAT | {"temperature": -1}), line("b", url="/ghost")]
     lines += [line(url, documents, url=url) for url in ("/rerank", "/v1/rerank", "/v2/rerank")]
     source.write_bytes(b"\n".join(lines))
-    assert main(["run-batch", "-i", str(source), "-o", str(target), "--num-blocks", "64"]) == 0
-    assert "5 of 5 requests answered, 2 of them with an error; see" in capsys.readouterr().err
+    assert main(["run-batch", "-i", str(source), "-o", str(target), "--num-blocks", "64"]) == 1
+    assert "3 of 5 requests answered, 2 failed; see" in capsys.readouterr().err
     results = {r["custom_id"]: r for r in map(json.loads, target.read_text().splitlines())}
     assert results["a"]["response"]["status_code"] == 400
     assert results["b"]["error"]["code"] == "invalid_line"
@@ -225,9 +258,9 @@ def test_damaged_files_are_answered_line_by_line() -> None:
         lines.append(changes[rng.choice((0, 0, 1, 2, 2, 3))])
     results = run(lines, FakeEngine(), num_at_once=9)
     assert len(results) == len(lines)
-    assert all((result["error"] is None) != (result["response"] is None) for result in results)
-    assert {r["response"]["status_code"] for r in results if r["response"]} <= {200, 400}
-    assert sum(result["response"] is not None for result in results) >= lines.count(good[0])
+    assert {r["response"]["status_code"] for r in results} == {200, 400}
+    assert all(r["error"] is None for r in results if r["response"]["status_code"] == 200)
+    assert sum(result["error"] is None for result in results) >= lines.count(good[0])
 
 
 @given(text=st.text("ab\n", max_size=60))
@@ -291,7 +324,7 @@ def test_a_device_that_is_full_is_one_sentence(
     source.write_bytes(line("a", CHAT | {"max_tokens": 1}))
     assert main(["run-batch", "-i", str(source), "-o", "/dev/full", "--num-blocks", "64"]) != 0
     (said,) = [text for text in capsys.readouterr().err.splitlines() if "error" in text]
-    assert said.startswith("error: --output-file '/dev/full' cannot be written (No space left")
+    assert said.startswith("error: -o '/dev/full' cannot be written (No space left")
 
 
 def test_ctrl_c_leaves_whole_lines(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import io
+import os
 import re
 import shlex
 import signal
@@ -16,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli import COMMANDS, main, serve
+from quire import processes
+from quire.cli import COMMANDS, main, profile, serve
 from quire.cli.options import human_int
 from quire.errors import EngineError
 from quire.processes import interrupted
@@ -242,6 +245,11 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
             "use another --admin-port or",
         ),
         (["demo", "--concurrency", "0"], "at least 1"),
+        (["serve", "--config", "/nowhere"], "error: --config '/nowhere' cannot be read (No such"),
+        (["serve", "--host", "zzz"], "error: --host 'zzz' is not an address of this machine; use"),
+        (["serve", "--uds", ""], "error: --uds must not be empty"),
+        (["generate", "--file", "/nowhere"], "error: --file '/nowhere' cannot be read (No such"),
+        (["run-batch", "-i", "/nowhere", "-o", "x"], "error: -i '/nowhere' cannot be opened (No"),
         (["chat", "--file", "p.txt"], "use `quire generate --prompt"),
         (["serve", "-p", "8080"], "or --port N for a server's port"),
         (["serve", "--", "m/m", "--dry-run"], "--dry-run is behind --, where words are; write it"),
@@ -258,8 +266,13 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["demo", "--url", "http:///v1"], "such as http://127.0.0.1:8000"),
         (
             ["quantize", "quire-tiny", "--method", "rtn", "--out", ""],
-            "error: --out is missing; see",
+            "error: --out is missing; as in `quire quantize quire-tiny --method",
         ),
+        (
+            ["quantize"],
+            "error: MODEL is missing; as in `quire quantize quire-tiny --method awq",
+        ),
+        (["verify", "quire-tiny"], "QUANTIZED is missing; as in `quire verify quire-tiny ./t"),
         (["generate", "-p", "a", "--prepared-weights", ""], "name a folder, or none"),
         (["cache", "--prepared-weights=--", "rm", "x"], "nothing is stored for 'x'"),
         (["serve", "--port=--"], "error: --port: must be an integer, not '--'"),
@@ -367,6 +380,85 @@ def test_a_limit_of_threads_is_reported_in_one_line(
         assert main(["chat", "hello"]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: no thread could be started; try again later, or raise")
+
+
+@pytest.mark.parametrize("command", [["serve", "--port", "0"], ["demo"]])
+def test_a_few_threads_are_too_few_for_a_server(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its libraries would abort, each with words of its own."""
+    left = 3
+
+    def start(*_: object) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(processes, "start_new_thread", start)
+    monkeypatch.setattr(subprocess, "Popen", None)  # nothing is started
+    assert main(command) == 1
+    (error,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"takes at least \d+ threads, and can have 5; .*ulimit -u", error)
+
+
+def test_many_threads_are_not_too_many() -> None:
+    processes.require_threads(10_000, "nothing")
+
+
+def test_a_server_needs_a_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", refuse)
+    assert main(["serve", "--port", "0"]) == 1
+    assert capsys.readouterr().err.startswith("error: no process could be started; try again")
+
+
+def test_a_process_that_cannot_be_started_is_reported_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_argv: list[str]) -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr("quire.cli.demo.run", fail)
+    assert main(["demo"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: no process could be started; try again later, or raise")
+
+
+THREADS = """
+import os
+from quire.cli import main
+main(["generate", "--max-tokens", "1", "hello"])
+print(len(os.listdir("/proc/self/task")))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_a_command_encodes_its_text_without_threads() -> None:
+    env = os.environ | {"RAYON_NUM_THREADS": "100"}
+    env.pop("TOKENIZERS_PARALLELISM", None)
+    command = [sys.executable, "-c", THREADS]
+    run = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert int(run.stdout.splitlines()[-1]) < 100
+
+
+def test_files_may_lie_in_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell expands ~ behind =."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "config.yaml").write_text("num-blocks: 64\n")
+    assert main(["serve", "--config=~/config.yaml", "--dry-run"]) == 0
+    (tmp_path / "empty").touch()
+    (tmp_path / "prompt").write_text("hello\n")
+    few = ["--num-blocks=64"]
+    assert main(["run-batch", "--input-file=~/empty", "--output-file=~/answers", *few]) == 0
+    assert (tmp_path / "answers").exists()
+    assert main(["generate", "--file=~/prompt", "--max-tokens=1", *few]) == 0
+    plot = profile.make_parser().parse(["--plot=~/step.png"]).plot
+    assert plot == str(tmp_path / "step.png")
 
 
 INTERRUPTED_IMPORT = """

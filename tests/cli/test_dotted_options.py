@@ -7,7 +7,7 @@ import json
 import pytest
 
 from quire.cli.dotted_options import with_joined_members
-from quire.cli.options import CommandParser, human_int
+from quire.cli.options import CommandParser
 from quire.errors import ConfigError
 
 FLAG = "--override-generation-config"
@@ -65,7 +65,7 @@ def test_a_default_of_requests_needs_a_value() -> None:
 
 def test_other_words_stay() -> None:
     words = ["a.b", "--stop", "x", "--model=a.b", "--", f"{FLAG}.a", "1"]
-    assert with_joined_members(words, human_int) == words
+    assert with_joined_members(words) == words
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ FILES = {
     "many quotes": b"a: '" + b"'" * 60_000,
     "many dashes": b"- " * 30_000,
     "many anchors": b"a: [" + b",".join(b"&a%d x" % i for i in range(6000)) + b"]",
-    "spaces": b" " * 60_000 + b"a: 1",
+    "spaces": b" " * 60_000 + b"ghost: 1",
 }
 
 

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 
 from quire.cli import main
+from quire.cli.foreign_options import flags_of
 from quire.cli.models_file import ConfigFile
 from quire.cli.serve import make_parser, model_plans, read_config, server_settings
+from quire.compat.name_homes import DEFAULTS
 from quire.compat.names_table import rows_of
 from quire.compat.own_options import OPTION_SCOPES
 from quire.config import iter_options
 from quire.engine.processes.fleet_model import ModelSpec
 from quire.errors import ConfigError, FileError
+from quire.models.config.sampling_defaults import read_sampling_defaults
 from quire.options import Option, options_of
 from quire.server.settings import ServerSettings
 
@@ -196,15 +199,19 @@ def test_a_file(tmp_path: Path) -> None:
         ("host: a\nadmin-api-key: null\n", 2, "admin-api-key has an empty key; set a key"),
         ("modls: x\n", 1, "unknown option modls; did you mean models?"),
         ("port: 70000\n", 1, "port must be between 0 and 65535, not 70000"),
-        ("a: 1\n", 1, "unknown option a; leave it out; `quire serve --help` lists all"),
-        (
-            "temperature: 0.5\n",
-            1,
-            "temperature is set by each request; for those that leave it "
-            "out use override-generation-config '{\"temperature\": 0.5}'",
-        ),
-        ("temp: 1\n", 1, "temperature is .*: 1}'"),
-        ("n_predict: 9\n", 1, "max-tokens is set by each request"),
+        ("zzz: 1\n", 1, "unknown option zzz; leave it out; `quire serve --help` lists all"),
+        ("host: a\ntemp: abc\n", 2, r": temp: must be a number, not 'abc'"),
+        ("repeat-penalty: 0\n", 1, ": repeat-penalty: must be > 0"),
+        ("n_predict: 0\n", 1, ": n_predict: must be between 1 and"),
+        ("models:\n- model: a\n  temp: x\n", 3, r"models\[0\]: temp: must be a number, not 'x'"),
+        ("temp: 0\ntemperature: 1\n", 2, "temperature is set twice; remove one"),
+        ("override-generation-config: [1]\ntop-k: 1\n", 1, "config must be one value"),
+        ("np: 0\n", 1, "np must be between 1 and"),
+        ("c: many\n", 1, "c must be an integer"),
+        ("host: a\n-tp: 2\n", 2, "-tp 2 is not supported: a model runs on one device"),
+        ("no-access-log: 3\n", 1, "no-access-log must be true or false, not 3"),
+        ("server:\n  port: 9\n", 1, "server is not an option; write what it holds beside it"),
+        ("presence_penalty: 1\n", 1, "presence_penalty is set by each request; send 'presence_p"),
         ("host: a\nmodel: x\nmodels: [{model: y}]\n", 2, "model and models both name models"),
         ("host: a\ntensor-parallel-size: 2\n", 2, "tensor-parallel-size 2 is not supported: a"),
         ("n_ctx: 8\nmax-model-len: 9\n", 2, "max-model-len is set twice"),
@@ -271,6 +278,60 @@ def test_mistakes_are_reported_with_their_line(
     with pytest.raises(ConfigError, match=problem) as caught:
         read_models(file, {})
     assert str(caught.value).startswith(f"{file}{where}: ")
+
+
+def test_flags_of_other_engines_are_names_too(tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text("-np: 3\nc: 2K\n--no-access-log: true\nngl: 99\nfa: on\nm: quire-tiny\n")
+    config = ConfigFile(str(file))
+    values = {name: option.value for name, option in config.given.items()}
+    assert values == {
+        "max_num_seqs": 3, "max_model_len": 2048, "access_log": False, "model": "quire-tiny"
+    }  # fmt: skip
+    assert [note.partition(" ")[0] for note in config.notices] == ["ngl", "fa"]
+
+
+def outcome(file: Path) -> str:
+    try:
+        read_models(file, {})
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("value", ["zzz!", "-7", "''", "[1]", "true"])
+def test_errors_name_the_option_as_it_is_written(value: str, tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    keys = {
+        flag.lstrip("-")
+        for scope in (*OPTION_SCOPES, "sampling")
+        for row in rows_of(scope)
+        if row.same_as in {each.name for each in OPTIONS} or row.name in DEFAULTS
+        for flag in flags_of(row)
+    }
+    assert len(keys) > 60
+    for key in keys:
+        for written in (key, key.replace("-", "_")):
+            file.write_text(f"model-load: at_start\n{written}: {value}\n")
+            said = outcome(file)
+            assert not said or said.startswith(f"{file}, line 2: {written}"), said
+
+
+def test_defaults_of_requests_are_members_of_one_option(tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text(
+        "temp: '0.5'\ntop-k: 1K\nrepeat_penalty: 1.1\nn_predict: -1\nmin-p:\n"
+        "override-generation-config: {top_p: 0.9, temperature: 1}\n"
+    )
+    given = ConfigFile(str(file)).given["override_generation_config"].value
+    expected = {"temperature": 0.5, "top_k": 1024, "repetition_penalty": 1.1, "top_p": 0.9}
+    assert expected.items() <= json.loads(given).items()
+    args = make_parser().parse(["--config", str(file), "--temp", "0.1"])
+    read_config(args)
+    members = json.loads(args.override_generation_config)
+    assert (members["temperature"], members["top_k"]) == (0.1, 1024)
+    (config,) = model_plans(args, ServerSettings())
+    assert read_sampling_defaults(config.config) == expected | {"temperature": 0.1}
 
 
 def test_an_option_of_the_command_line_is_named_as_such(tmp_path: Path) -> None:
@@ -398,7 +459,7 @@ def test_every_option_may_stand_in_the_file(
     assert (plan.config.model.dtype, plan.config.model.max_model_len) == ("float16", 2048)
     assert not plan.config.cache.enable_prefix_caching
     err = capsys.readouterr().err
-    assert err == "note: trust_remote_code has no effect: no code of a model's folder is ever run\n"
+    assert err == "note: trust-remote-code has no effect: no code of a model's folder is ever run\n"
     assert plans("other", "--config", str(file))[0].config.model.model == "other"
     assert [p.name for p in plans("--model", "a=x", "--model", "b=y", "--config", str(file))] == [
         "a", "b",

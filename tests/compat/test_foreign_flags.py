@@ -13,9 +13,13 @@ import pytest
 
 from quire.cli import chat, foreign_options, generate, serve
 from quire.cli.dotted_options import with_joined_members
+from quire.cli.foreign_options import SCOPES, flags_of
 from quire.compat import name_homes
+from quire.compat.name_homes import DEFAULTS
 from quire.compat.names_table import rows_of
 from quire.errors import ConfigError
+from quire.models.config.sampling_defaults import read_sampling_defaults
+from quire.server.settings import ServerSettings
 
 # how many options each list has at least, and the commands that its options are given to
 LISTS = {
@@ -60,7 +64,7 @@ def test_every_option_is_known_as_it_is_written_there(name: str) -> None:
 @pytest.mark.parametrize("name", LISTS)
 def test_a_dot_in_a_name_begins_no_member(name: str) -> None:
     flags = [flag for each, _ in options(name) for flag in each]
-    assert with_joined_members(flags, int) == flags
+    assert with_joined_members(flags) == flags
 
 
 def test_an_option_with_several_numbers_takes_no_model() -> None:
@@ -168,3 +172,25 @@ def test_options_of_commands_that_talk_are_known(flag: str) -> None:
     for command in (generate, chat):
         actions = command.make_parser()._option_string_actions
         assert not list(faults(flag.rstrip("="), "=" in flag, actions))
+
+
+ALIASES = [
+    flag
+    for scope in SCOPES
+    for row in rows_of(scope)
+    if row.arity == "value" and (row.same_as or row.name in DEFAULTS)
+    for flag in flags_of(row)
+]
+
+
+@pytest.mark.parametrize("value", ["zzz!", "-7", ""])
+def test_errors_name_the_option_that_was_typed(value: str) -> None:
+    parser = serve.make_parser()
+    for flag in ALIASES:
+        argv = ["quire-tiny", flag, value]
+        try:
+            (plan,) = serve.model_plans(parser.parse(argv), ServerSettings())
+            read_sampling_defaults(plan.config)
+        except ConfigError as error:
+            said = parser.in_flags(str(error), argv)
+            assert flag in said or "quire-tiny" in said, (flag, said)  # the model is named twice

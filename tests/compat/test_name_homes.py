@@ -309,7 +309,9 @@ def test_llama_clis_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert [note.split()[1] for note in notes] == ["-i", "--color", "--simple-io"]
     assert args.chat
     assert generate.make_parser().parse(["-p", "a", "-sp"]).skip_special_tokens is False
-    with pytest.raises(ConfigError, match=r"^--special .* each request; send skip_special_tokens"):
+    with pytest.raises(
+        ConfigError, match=r"^--special .* each request; send 'skip_special_tokens'"
+    ):
         serve.make_parser().parse(["x", "--special"])
     assert not generate.make_parser().parse(["-p", "a", "-no-cnv", "--no-conversation"]).chat
     assert "chat" not in chat.make_parser().parse(["x", "-cnv", "-st"])

@@ -286,7 +286,7 @@ def test_serve_takes_command_lines_of_other_engines(capsys: pytest.CaptureFixtur
         ("--lora a.gguf", "^--lora 'a.gguf' is not supported: .*; merge the adapter"),
         (
             "--presence-penalty 0.7",
-            "^--presence-penalty is set by each request; send presence_penalty there",
+            "^--presence-penalty is set by each request; send 'presence_penalty' there",
         ),
         ("-O3x 1", "^unknown option -O3x"),
         ("--spec-type ngram-simple", "^--spec-type 'ngram-simple' is not supported"),
@@ -367,7 +367,7 @@ def test_stages_that_are_left_out_are_off() -> None:
     line = "-m x --prompt a --samplers top_k;temperature --top-k 5 --top-p 0.5 --temp 0.7"
     args = generate.make_parser().parse(line.split())
     assert (args.top_k, args.top_p, args.min_p, args.temperature) == (5, 1.0, 0.0, 0.7)
-    with pytest.raises(ConfigError, match=r"^--samplers is set by each request; send samplers"):
+    with pytest.raises(ConfigError, match=r"^--samplers is set by each request; send 'samplers'"):
         serve.make_parser().parse(["x", "--samplers", "top_k"])
 
 

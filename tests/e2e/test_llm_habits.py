@@ -102,6 +102,9 @@ def test_reasoning_ends_with_its_budget(llm: LLM) -> None:
     assert answers(3, plain[1:2], temperature=0)[0] == plain  # it ended by itself
     with pytest.raises(InvalidRequestError, match=r"^thinking_token_budget: how this model marks"):
         llm.generate("A list is", SamplingParams(thinking_token_budget=1), use_tqdm=False)
+    none = SamplingParams(thinking_token_budget=0, max_tokens=2)
+    assert llm.generate("A list is", none, use_tqdm=False)[0].outputs[0].token_ids
+    assert llm.chat([{"role": "user", "content": "hi"}], none, use_tqdm=False)
 
 
 @pytest.mark.parametrize("end", ["<think>\n", "", "<think>\n\n</think>\n\n"])

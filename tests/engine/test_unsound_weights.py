@@ -70,6 +70,7 @@ def test_a_start_finds_damaged_codes_soon(
         return [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
 
     monkeypatch.setattr(prepared_reader, "_CHECK_DELAY", 0.0)
+    monkeypatch.setattr(prepared_reader, "faults", [])
     start().close()
     wait_for_prepared_files()
     start().close()
@@ -79,8 +80,9 @@ def test_a_start_finds_damaged_codes_soon(
     with file.open("r+b") as stream:
         stream.seek(packed.offset + packed.num_bytes // 4)
         stream.write(b"\x05")
-    start().close()
-    (error,) = errors_once_checked()
+    with start() as llm:
+        (error,) = errors_once_checked()
+        assert llm.stats.weight_fault == error  # which /health shows
     assert "answers may be wrong, because the weight " in error
     assert packed.name in error
     assert not file.exists()

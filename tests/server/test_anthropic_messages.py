@@ -342,6 +342,10 @@ def test_a_budget_for_thinking(app: Starlette, engine: FakeEngine) -> None:
     reply = ask(app, thinking=thinking)
     assert "thinking.budget_tokens has no effect" in reply.headers["x-quire-no-effect"]
     assert engine.calls[-1]["sampling"].thinking_token_budget is None
+    for kind in ("disabled", "enabled"):  # what asks for nothing
+        reply = ask(app, thinking={"type": kind, "budget_tokens": 0})
+        assert reply.status == 200
+        assert "x-quire-no-effect" not in reply.headers
     engine.tokenizer.chat_template_text = "</think>"
     engine.tokenizer.chat_variables = frozenset({"messages", "enable_thinking"})
     ask(build_app(engine, ServerSettings()), thinking=thinking)

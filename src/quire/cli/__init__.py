@@ -80,6 +80,8 @@ def _status_of(argv: list[str]) -> int:
         if error.errno in FULL:
             _discard_output()
             return _fail(ConfigError("the disk is full; free some of it, or write elsewhere"), 1)
+        if error.errno == errno.EAGAIN:  # of a fork
+            return _fail(no_thread("no process could be started"), 1)
         if error.filename is None:
             raise
         text = f"{error.filename} cannot be used ({error.strerror}); correct it, or name another"
@@ -139,6 +141,9 @@ def _run(argv: list[str]) -> int:
         return 0
     if word not in COMMANDS:
         raise _unknown(word)
+    # Texts are encoded one by one: the library would start a thread for each core, and fail for
+    # good where one cannot be started.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with exit_on_interrupt():
         command = importlib.import_module(f"quire.cli.{word.replace('-', '_')}")
     try:

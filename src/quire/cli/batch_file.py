@@ -15,6 +15,9 @@ from typing import IO, Any
 import msgspec
 from starlette.types import ASGIApp, Message
 
+from quire.errors import InvalidRequestError
+from quire.server.http.http_errors import describe
+from quire.server.http.request_record import new_id
 from quire.server.http.wrong_value import wrong_value
 
 URLS = (
@@ -41,8 +44,14 @@ class BatchLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     body: msgspec.Raw
 
 
+class NamedLine(msgspec.Struct):
+    """The part of a line that is read where the line is not a request."""
+
+    custom_id: str
+
+
 class BatchReply(msgspec.Struct):
-    """The endpoint's reply, which may be an error."""
+    """The endpoint's reply, or the error that a line gets which is not sent to it."""
 
     status_code: int
     request_id: str
@@ -57,17 +66,15 @@ class BatchError(msgspec.Struct):
 
 
 class BatchResult(msgspec.Struct, kw_only=True):
-    """A line of the output. Either response or error is there."""
+    """A line of the output. error: of a line that is not a valid request; its response is a 400.
+
+    custom_id: None where the line has none.
+    """
 
     id: str
     custom_id: str | None
     response: BatchReply | None = None
     error: BatchError | None = None
-
-    @property
-    def is_request(self) -> bool:
-        """Whether its line could be read, so that it has a name."""
-        return self.custom_id is not None
 
     @property
     def is_good(self) -> bool:
@@ -77,6 +84,7 @@ class BatchResult(msgspec.Struct, kw_only=True):
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _decoder = msgspec.json.Decoder(BatchLine)
+_names = msgspec.json.Decoder(NamedLine)
 
 
 def bounded_lines(file: IO[bytes]) -> Iterator[bytes]:
@@ -121,18 +129,36 @@ def _has_space(running: Mapping[Any, int], num_at_once: int) -> bool:
 async def _answer(number: int, data: bytes, seen: set[str], app: ASGIApp) -> BatchResult:
     """The result of one line; errors are part of it."""
     result = BatchResult(id=f"batch_req_{uuid.uuid4().hex}", custom_id=None)
+    data = data.removeprefix(BOM_UTF8)  # of a file, or of one joined to others
     try:
         if len(data) > MAX_LINE_BYTES:
             raise ValueError(f"it is longer than {MAX_LINE_BYTES >> 20} MiB; leave it out")
-        line = _decoder.decode(data.removeprefix(BOM_UTF8))  # of a file, or of one joined to others
-        result.custom_id = line.custom_id
+        line = _decoder.decode(data)
         _check(line, seen)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        result.custom_id = _custom_id(data)
         result.error = BatchError("invalid_line", f"line {number}: {_problem(error, data)}")
+        result.response = _refused(result.error)
         return result
+    result.custom_id = line.custom_id
     seen.add(line.custom_id)
     result.response = await _post(app, line.url, bytes(line.body))
     return result
+
+
+def _custom_id(data: bytes) -> str | None:
+    """The custom_id of a line that is not a request, if it can be read."""
+    try:
+        return _names.decode(data).custom_id
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+
+
+def _refused(error: BatchError) -> BatchReply:
+    """The reply to a line that no endpoint gets, for readers that look at responses alone."""
+    request_id = new_id()
+    reply = describe(InvalidRequestError(error.message, code=error.code), request_id)
+    return BatchReply(reply.status, request_id, msgspec.Raw(reply.body("")))
 
 
 def _problem(error: Exception, data: bytes) -> str:
@@ -154,7 +180,7 @@ def _check(line: BatchLine, seen: set[str]) -> None:
     """Raise ValueError for a line that cannot be answered."""
     if line.method != "POST":
         raise ValueError(f"method: must be POST, not {line.method[:16]!r}")
-    if line.url not in URLS:
+    if line.url.partition("?")[0] not in URLS:
         raise ValueError(f"url: must be {' or '.join(URLS)}, not {line.url[:64]!r}")
     if not 1 <= len(line.custom_id) <= MAX_ID_CHARS:
         raise ValueError(f"custom_id: must have 1 to {MAX_ID_CHARS} characters")
@@ -198,15 +224,16 @@ async def _post(app: ASGIApp, url: str, body: bytes) -> BatchReply:
 
 
 def _scope(url: str) -> dict[str, Any]:
+    path, _, query = url.partition("?")
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
         "http_version": "1.1",
         "scheme": "http",
         "method": "POST",
-        "path": url,
-        "raw_path": url.encode(),
-        "query_string": b"",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
         "root_path": "",
         "headers": [(b"content-type", b"application/json")],
         "client": None,

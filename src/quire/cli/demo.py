@@ -11,10 +11,12 @@ from urllib.parse import urlsplit
 
 from quire.cli.options import CommandParser, human_int
 from quire.errors import ConfigError
+from quire.processes import require_threads
 
 EXAMPLES = ("quire demo", "quire demo --json", "quire demo --url http://127.0.0.1:8000")
 
 DEFAULT_CONCURRENCY = 16
+_THREADS = 5  # of this process and of its server's first steps
 
 
 def make_parser() -> CommandParser:
@@ -67,6 +69,7 @@ def run(argv: Sequence[str]) -> int:
     from quire.bench.demo import print_result, read_examples, run_demo
 
     if url is None:  # the server that is started ends with this command, however it is ended
+        require_threads(_THREADS, "the demo")  # where one lacks, asyncio says nothing of it
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     examples = read_examples()

@@ -6,34 +6,32 @@ list.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quire.errors import ConfigError
+from quire.options import read_integer
 
 _DOTTED = re.compile(r"--([\w-]+)\.(?!\d)([\w.-]+)(\+?)", re.ASCII)  # not --fim-qwen-1.5b-default
 
 
-def with_joined_members(words: Sequence[str], to_int: Callable[[str], int]) -> list[str]:
+def with_joined_members(words: Sequence[str]) -> list[str]:
     """A command line in which all dotted options of one name are one option, with a JSON object.
 
-    Values are JSON, numbers such as 32K as `to_int` reads them, or else text; lists and objects of
-    one member are joined. An object that the option is given besides has the other members. Raises
-    ConfigError for a member without a value, or within one that is not an object.
+    Values are as `member_value` reads them; lists and objects of one member are joined. An object
+    that the option is given besides has the other members. Raises ConfigError for a member without
+    a value, or within one that is not an object.
     """
     end = words.index("--") if "--" in words else len(words)  # behind it are no options
-    joined, objects = _joined(words[:end], to_int)
+    joined, objects = _joined(words[:end])
     for name, members in objects.items():
         joined += [f"--{name}", json.dumps(members)]
     return joined + list(words[end:])
 
 
-def _joined(
-    words: Sequence[str], to_int: Callable[[str], int]
-) -> tuple[list[str], dict[str, dict[str, Any]]]:
+def _joined(words: Sequence[str]) -> tuple[list[str], dict[str, dict[str, Any]]]:
     """The other words, and each dotted option's object."""
     others: list[str] = []
     objects: dict[str, dict[str, Any]] = {_name(m): {} for m in map(_DOTTED.match, words) if m}
@@ -43,12 +41,12 @@ def _joined(
         name = flag.removeprefix("--").replace("_", "-")
         if (match := _DOTTED.fullmatch(flag)) is not None:
             value = text if sign else _following(rest, flag)
-            member: Any = value.split(",") if match[3] else _plain(value, to_int)
+            member: Any = value.split(",") if match[3] else member_value(value)
             for key in reversed(match[2].split(".")):
                 member = {key: member}
             _merge(objects[_name(match)], member, flag)
         elif flag.startswith("--") and name in objects:
-            given = _plain(text if sign else _following(rest, flag), to_int)
+            given = member_value(text if sign else _following(rest, flag))
             if not isinstance(given, dict):
                 raise ConfigError(f"{flag} must be a JSON object, as {flag}.NAME is given, too")
             members, objects[name] = objects[name], given
@@ -83,12 +81,13 @@ def _merge(members: dict[str, Any], added: dict[str, Any], flag: str) -> None:
             members[key] = value
 
 
-def _plain(text: str, to_int: Callable[[str], int]) -> Any:
+def member_value(text: str) -> Any:
+    """The value of a member as it is written: JSON, an integer such as 32K, or else text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         pass
     try:
-        return to_int(text)
-    except (ValueError, argparse.ArgumentTypeError):
+        return read_integer(text)
+    except ValueError:
         return text

@@ -108,7 +108,8 @@ class _Rewriter:
                 self._append(flag, name, plain_value(value), value)
             elif flag in self._flags or (found := row_of(flag)) is None:
                 if flag in self._flags and self._flags[flag].nargs != 0:
-                    self.spelled[self._flags[flag].option_strings[0]] = word.partition("=")[0], text
+                    own = max(self._flags[flag].option_strings, key=lambda each: each[:2] == "--")
+                    self.spelled[own] = word.partition("=")[0], text
                 self.words.append(flag + sign + text)
             else:
                 row, negated = found
@@ -219,7 +220,7 @@ class _Rewriter:
             case NoEffect() if self._has(over):
                 self._over |= over
             case NoEffect(is_neutral=True) if over:
-                raise ConfigError(f"{flag} is set by each request; send {row.name} there")
+                raise ConfigError(f"{flag} is set by each request; send {row.name!r} there")
             case NoEffect(text=notice, is_neutral=is_neutral):
                 self.notices += [] if is_neutral else [notice]
             case refused:
@@ -242,6 +243,9 @@ class _Rewriter:
             self.words.append(shown)
         elif name in DEFAULTS and self._has_defaults(own):  # as llama-server takes them
             if value is not None:
+                from quire.cli.request_defaults import default_member  # usually not needed
+
+                default_member(flag, name, shown)
                 self.words.append(f"{GENERATION_CONFIG}.{DEFAULTS[name]}={shown}")
         elif name in _OF_OTHERS:
             self.notices.append(f"{flag} has no effect: {_OF_OTHERS[name]}")

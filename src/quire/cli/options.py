@@ -90,7 +90,7 @@ class CommandParser(argparse.ArgumentParser):
             return list(argv)
         from quire.cli.dotted_options import with_joined_members
 
-        return with_joined_members(argv, human_int)
+        return with_joined_members(argv)
 
     @property
     def _takes_model(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +38,9 @@ def make_parser() -> CommandParser:
     parser.add_integer("--context", "cached tokens of each request (default: 1024)")
     parser.add_integer("--prefill", "profile the prefill of N tokens instead")
     parser.add_switch("--json", "print JSON")
-    parser.add_argument("--plot", metavar="FILE", help="also write a picture (PNG)")
+    parser.add_argument(
+        "--plot", type=os.path.expanduser, metavar="FILE", help="also write a picture (PNG)"
+    )
     add_engine_options(parser)
     return parser
 

@@ -104,8 +104,8 @@ def run(argv: Sequence[str]) -> int:
     args = make_parser().parse(argv)
     for name in ("model", "method", "out"):
         if not vars(args).get(name, "").strip():  # an empty one would be the current folder
-            option = name if name == "model" else f"--{name}"
-            raise ConfigError(f"{option} is missing; see quire quantize --help")
+            option = "MODEL" if name == "model" else f"--{name}"
+            raise ConfigError(f"{option} is missing; as in `{EXAMPLES[0]}`")
     wanted = vars(args).get("verify", True)
     if not wanted and (idle := [name for name in _OF_VERIFICATION if vars(args).get(name)]):
         raise ConfigError(f"{idle[0]} is for what --no-verify leaves out; use one of them")

@@ -48,11 +48,16 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "-i",
         "--input-file",
+        type=os.path.expanduser,
         metavar="PATH",
         help="requests, one JSON per line; - is standard input",
     )
     parser.add_argument(
-        "-o", "--output-file", metavar="PATH", help="where the answers go; - is standard output"
+        "-o",
+        "--output-file",
+        type=os.path.expanduser,
+        metavar="PATH",
+        help="where the answers go; - is standard output",
     )
     group = parser.add_argument_group("server")
     for option in options_of(ServerSettings):
@@ -63,10 +68,7 @@ def make_parser() -> CommandParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Answer all lines; 1 if some line is not a request. Raises ConfigError for the files.
-
-    A refused request is an answer, as in OpenAI's batches: its line in the output says why.
-    """
+    """Answer all lines; 1 if some request failed. Raises ConfigError for the files."""
     args = make_parser().parse(argv)
     for name in ("input_file", "output_file"):
         if name not in args:
@@ -92,7 +94,7 @@ def run(argv: Sequence[str]) -> int:
             if target.num_lines or not total:
                 text = _summary(found, total, args.output_file)
                 print(text, file=sys.stderr)
-    return 0 if found["read"] == total else 1
+    return 0 if found["answered"] == total else 1
 
 
 async def _run(
@@ -105,8 +107,7 @@ async def _run(
 ) -> None:
     """Write a result for each line as soon as it is there.
 
-    found: counts the requests that succeeded ("good"), and the lines that were requests ("read")
-    or were not ("wrong").
+    found: counts the requests that were "answered" and those that "failed".
     What was in the target stays there until the engine is up.
     """
     from rich.console import Console
@@ -129,8 +130,7 @@ async def _run(
         async with aclosing(run_lines(lines, app, num_at_once=num_at_once)) as results:
             async for result in results:
                 target.write(msgspec.json.encode(result))
-                found["good"] += result.is_good
-                found["read" if result.is_request else "wrong"] += 1
+                found["answered" if result.is_good else "failed"] += 1
                 next(ticks, None)
         next(ticks, None)  # the bar is complete
     finally:
@@ -139,12 +139,9 @@ async def _run(
 
 def _summary(found: Counter[str], total: int, path: str) -> str:
     """The last line; "answered" means what the exit status means by it."""
-    failed, wrong = found["read"] - found["good"], found["wrong"]
-    errors = f", {failed} of them with an error" if failed else ""
-    if wrong:
-        errors += f"; {wrong} {'line is not a request' if wrong == 1 else 'lines are not requests'}"
+    failed = f", {found['failed']} failed" if found["failed"] else ""
     where = "standard output" if path == "-" else path
-    return f"{found['read']} of {total - wrong} requests answered{errors}; see {where}"
+    return f"{found['answered']} of {total} requests answered{failed}; see {where}"
 
 
 def _open_source(path: str) -> IO[bytes]:
@@ -159,4 +156,5 @@ def _open_source(path: str) -> IO[bytes]:
             raise ConfigError(f"input_file {path!r} is a stream or a folder; use a file")
         return open(path, "rb")
     except OSError as error:
-        raise ConfigError(f"file {path!r} cannot be opened ({error.strerror}); check it") from None
+        text = f"input_file {path!r} cannot be opened ({error.strerror}); check it"
+        raise ConfigError(text) from None

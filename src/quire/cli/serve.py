@@ -35,7 +35,7 @@ from quire.engine.processes.server_supervisor import ServerSupervisor, ServerSup
 from quire.errors import ConfigError, UserError
 from quire.logs import LogOptions, configure_logging
 from quire.options import options_of
-from quire.processes import try_start
+from quire.processes import require_threads, try_start
 from quire.server.http.api_keys import listed
 from quire.server.http.listen_address import (
     admin_address,
@@ -47,6 +47,8 @@ from quire.server.http.listen_address import (
 from quire.server.settings import ServerSettings
 
 LAST_SECONDS = 5.0  # beyond shutdown_timeout, for API processes to end by themselves
+_THREADS = 5  # of this process, besides the main one
+_CHILD_THREADS = 6  # of an engine or an API process, at the least
 _OPEN_TO_ALL = "  note      other machines can reach this without a key; set --api-key"
 
 _OF_ONE_MODEL = ("model", "served_model_name")
@@ -121,6 +123,9 @@ def _run(args: argparse.Namespace, in_flags: Callable[[str], str], begin: float)
         from quire.cli.dry_run import dry_run  # which reads models
 
         return dry_run(plans, args, in_flags, settings.model_memory_bytes)
+    num_engines = max(1, sum(plan.at_start for plan in plans))
+    num_threads = _THREADS + _CHILD_THREADS * (num_engines + settings.api_server_count)
+    require_threads(num_threads, "this server")
     raise_open_file_limit()
     configure_logging(_log_options(settings))
     with (
@@ -150,6 +155,10 @@ def read_config(args: argparse.Namespace) -> None:
         print(f"note: {notice}", file=sys.stderr)
     if file.names_models and given.keys() & {"model", "models"}:
         raise ConfigError("MODEL, --model and the models of --config exclude each other; use one")
+    if (name := "override_generation_config") in file.given and name in chosen(args, [name]):
+        from quire.cli.request_defaults import joined_configs  # usually not needed
+
+        given[name] = joined_configs(file.given[name].value, given[name])
     file.leave_out([*given, *(_OF_ONE_MODEL if "models" in given else ())])
     args.__dict__.update({name: option.value for name, option in file.given.items()})
     args.config = file

@@ -41,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
     args = make_parser().parse(argv)
     for name in ("base", "quantized"):
         if name not in args:
-            raise ConfigError(f"{name} is missing; see quire verify --help")
+            raise ConfigError(f"{name.upper()} is missing; as in `{EXAMPLES[0]}`")
     limits, (base, quantized) = limits_of(args), map(folder_of, (args.base, args.quantized))
     note_quantized(base)
     device, (tokenizer, samples) = device_of(args), tokenizer_of(args, base)

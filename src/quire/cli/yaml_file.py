@@ -6,11 +6,13 @@ bytes may be written as on the command line.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.compat.foreign_name import same_setting
+from quire.compat.name_homes import DEFAULTS
 from quire.compat.own_options import OPTION_SCOPES, own_options
 from quire.errors import ConfigError, FileError
 from quire.input_file import read_file
@@ -21,11 +23,12 @@ if TYPE_CHECKING:
 
 _LARGEST_FILE = 1 << 16  # bytes
 _KEYS = ("api_key", "admin_api_key", "api_key_file")  # without which a server is open to all
+_GENERATION_CONFIG = "override_generation_config"
 _ONLY_TYPED = ("config", "dry_run", "gpu_memory_gib", "json")  # of a run, not of a server
-# names of options in messages, not in what messages quote; of one word where a message begins
+# names of options in messages, not in what messages quote; of one word as a message's first
 _NAME = re.compile(
-    r"(?<![\w'\"$/-])(?<!\w\.)[a-z]+(?:_[a-z]+)+(?![\w/-])(?!\.\w)"
-    r"|(?:\A|(?<=\]: ))[a-z]+(?=: | is | must be )"
+    r"(?<![\w'\"$/-])(?<!\w\.)[a-z][a-z0-9]*(?:_[a-z0-9]+)+(?![\w/-])(?!\.\w)"
+    r"|(?:\A|(?<=\]: ))[a-z]+(?=:? )"
 )
 # a setting with its value, as messages write it for Python
 _ASSIGNED = re.compile(r"(?<![\w'\"$/.-])([a-z_]+)='([\w.-]+)'")
@@ -71,11 +74,12 @@ class YamlFile:
     def wrong(self, mark: yaml.Mark | None, problem: str) -> FileError:
         """The FileError for a place in the file; options are spelled as they are there."""
         where = "" if mark is None else f", line {mark.line + 1}"
-        line = -1 if mark is None else mark.line
-        text = _NAME.sub(
-            lambda found: self._as_written(found[0], line), _ASSIGNED.sub(r"\1: \2", problem)
-        )
+        text = self._in_its_names(_ASSIGNED.sub(r"\1: \2", problem), mark)
         return FileError(f"{self._path}{where}: {text}")
+
+    def _in_its_names(self, text: str, mark: yaml.Mark | None) -> str:
+        line = -1 if mark is None else mark.line
+        return _NAME.sub(lambda found: self._as_written(found[0], line), text)
 
     def _as_written(self, name: str, line: int) -> str:
         """A name as the file has it, best on this line; with dashes, if another has dashes."""
@@ -105,9 +109,9 @@ class YamlFile:
             name = ""
             try:
                 written = key_text(key)
-                name = written.replace("-", "_")
+                name = written.lstrip("-").replace("-", "_")
                 self._written.setdefault(name, {})[key.start_mark.line] = written
-                own = self._own(name, value_node, known, others)
+                own = self._own(name, key, value_node, known, others)
             except UnusualYamlError as error:
                 text = f"{where or 'it'}.{name[:64]}" if where and name else name[:64] or where
                 raise self.wrong(key.start_mark, f"{text or 'it'} {error}; {_PLAIN}") from None
@@ -119,11 +123,13 @@ class YamlFile:
                     text = f"{where}.{own_name}" if where else own_name
                     raise self.wrong(key.start_mark, f"{text} is set twice; remove one")
                 found[own_name] = Given(value, value_node)
+        _join_defaults(found)
         return found
 
     def _own(
         self,
         name: str,
+        key: yaml.Node,
         node: yaml.Node,
         known: Mapping[str, Option],
         others: Sequence[str],
@@ -132,13 +138,25 @@ class YamlFile:
         if name in others:
             return {name: node}
         spellings = self._written[name]
-        name, value = _as_switch(name, _value(known.get(name), node), known)
+        written = spellings[key.start_mark.line]
+        name, value = _of_flag(name, _value(known.get(name), node), known)
+        if name not in known:  # but of another engine
+            self._written.setdefault(name, {}).update(spellings)
         if value is None and name in _KEYS:  # as a template without its value leaves it
             raise ConfigError(f"{name} has an empty key; set a key, or leave it out")
-        own, notices = own_options({name: value}, known, OPTION_SCOPES)
-        self.notices += notices
+        defaults = DEFAULTS if _GENERATION_CONFIG in known else ()
+        own, notices = own_options({name: value}, {*known, *defaults}, (*OPTION_SCOPES, "sampling"))
+        self.notices += [self._in_its_names(text, key.start_mark) for text in notices]
         for own_name, item in own.items():
+            if own_name in defaults and own_name not in known:
+                from quire.cli.request_defaults import default_member  # usually not needed
+
+                (own[own_name],) = default_member(written, own_name, item).values()
+                continue
             if own_name not in known:
+                if isinstance(value, dict):
+                    text = f"{written[:64]} is not an option; write what it holds beside it"
+                    raise ConfigError(text)
                 names = [*others, *known]
                 near = nearest_name(own_name, names)
                 hint = (
@@ -146,10 +164,11 @@ class YamlFile:
                     if near
                     else "leave it out; `quire serve --help` lists all"
                 )
-                home = _home(own_name, item, known)
-                raise ConfigError(home or f"unknown option {own_name[:64]}; {hint}")
+                home = _home(own_name, written, item, known)
+                raise ConfigError(home or f"unknown option {written[:64]}; {hint}")
             option = known[own_name]
-            if same_setting(item, value) and option.kind is not bool:  # named as in the file
+            is_switched = option.kind is bool and isinstance(item, bool)  # perhaps the other way
+            if same_setting(item, value) and not is_switched:  # named as in the file
                 self._written.setdefault(own_name, {}).update(spellings)
             as_written = item is value and option.kind is str and isinstance(item, int | float)
             own[own_name] = _checked(option, _value(option, node) if as_written else item)
@@ -166,20 +185,42 @@ class YamlFile:
         raise ConfigError(f"config {self._path!r} cannot be read ({why}); check it")
 
 
-def _as_switch(name: str, value: Any, known: Mapping[str, Option]) -> tuple[str, Any]:
-    """A switch under its own name: `no-x: true` is `x: false`, as --no-x on a command line."""
-    own = name.removeprefix("no_")
-    if own == name or name in known or not isinstance(value, bool):
+def _of_flag(name: str, value: Any, known: Mapping[str, Option]) -> tuple[str, Any]:
+    """An option under its long name, as its flag on a command line may have another: `ngl`.
+
+    `no-x: true` is `x: false`.
+    """
+    if name in known:
         return name, value
-    from quire.cli.foreign_options import row_of  # usually not needed
+    from quire.cli.foreign_options import OWN_FLAGS, row_of  # usually not needed
 
-    if own in known and known[own].kind is bool:
+    own = name.removeprefix("no_")
+    if own != name and own in known and known[own].kind is bool:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} must be true or false, not {value!r:.64}")
         return own, not value
-    row, is_negative = row_of(flag_of(name)) or (None, False)
-    return (row.name, not value) if row is not None and is_negative else (name, value)
+    short = "-" + name.replace("_", "-")
+    if short in OWN_FLAGS:
+        return OWN_FLAGS[short].strip("-").replace("-", "_"), value
+    row, is_negative = row_of(flag_of(name)) or row_of(short) or (None, False)
+    if row is None or (is_negative and not isinstance(value, bool)):
+        return name, value
+    return row.name, not value if is_negative else value
 
 
-def _home(name: str, value: Any, known: Iterable[str]) -> str | None:
+def _join_defaults(found: dict[str, Given]) -> None:
+    """Make the defaults of requests members of the one option that has them."""
+    given = {name: found.pop(name) for name in DEFAULTS if name in found}
+    if not given:
+        return
+    from quire.cli.request_defaults import joined_configs
+
+    members = json.dumps({DEFAULTS[name]: each.value for name, each in given.items()})
+    config = found.get(_GENERATION_CONFIG, Given("{}", next(iter(given.values())).node))
+    found[_GENERATION_CONFIG] = config._replace(value=joined_configs(config.value, members))
+
+
+def _home(name: str, written: str, value: Any, known: Iterable[str]) -> str | None:
     """Advice on an option that is of another place than a server's file, as a file spells it."""
     from quire.compat.name_homes import SERVER_SETTINGS, command_home, own_name  # rarely needed
 
@@ -189,8 +230,8 @@ def _home(name: str, value: Any, known: Iterable[str]) -> str | None:
     if own in SERVER_SETTINGS:  # known at the top
         return f"{own} is for the whole server; write it outside of models"
     flags = [flag_of(each) for each in known]
-    home = command_home(flag_of(own), own, flags, value)
-    return home and home.replace("--", "")
+    home = command_home(flag_of(written), own, flags, value)
+    return home and home.replace(flag_of(written), written).replace("--", "")
 
 
 def _value(option: Option | None, node: yaml.Node) -> Any:

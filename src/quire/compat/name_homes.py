@@ -120,7 +120,7 @@ def command_home(flag: str, name: str, flags: Container[str], value: object = No
     if name in SAMPLING_PARAMS and "--temperature" in flags:  # as of generate and chat
         return f"{shown} is not an option here; use SamplingParams({name}=...) of LLM in Python"
     if name in SAMPLING_PARAMS:
-        return f"{shown} is set by each request; send {name} there"
+        return f"{shown} is set by each request; send {name!r} there"
     if name in SERVER_SETTINGS:
         return f"{shown} is an option of quire serve; leave it out"
     return None

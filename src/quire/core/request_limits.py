@@ -89,7 +89,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
                 self._check_token_ids(field, list(token_ids))
         if marks := sampling.reasoning_marks:
             self._check_token_ids("reasoning_marks", [*marks.begin, *marks.end])
-        if sampling.thinking_token_budget is not None and sampling.reasoning_marks is None:
+        if sampling.thinking_token_budget and sampling.reasoning_marks is None:  # 0: none at all
             raise invalid_value(
                 "thinking_token_budget",
                 "how this model marks its reasoning is not known; remove it",

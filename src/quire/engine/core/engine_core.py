@@ -34,6 +34,7 @@ from quire.engine.core.queue_deadlines import QueueDeadlines
 from quire.engine.core.step_log import StepLog
 from quire.engine.core.weight_search import WeightSearch
 from quire.errors import InvalidRequestError, OverloadedError
+from quire.models.prepared import prepared_reader
 from quire.scheduler.request_outputs import QUEUE_TIMEOUT, make_final_delta
 from quire.scheduler.scheduler import Scheduler
 
@@ -117,7 +118,7 @@ class EngineCore:
         """The engine's current gauges and counters."""
         stats = self._log.add_step_stats(self._scheduler.stats())
         stats.num_waiting += self._grammars.num_pending
-        stats.weight_fault = self._weights.fault
+        stats.weight_fault = self._weights.fault or "; ".join(prepared_reader.faults)
         return stats
 
     def handle(self, message: EngineMessage) -> None:

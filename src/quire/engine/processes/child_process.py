@@ -22,9 +22,6 @@ END_SECONDS = 30.0  # of a process that was killed: one with much memory takes s
 _ENVIRONMENT = {
     # the parent has fetched what its models need; a later start depends on no network
     "HF_HUB_OFFLINE": "1",
-    # texts are encoded one by one: the library would start a thread for each core, and fail for
-    # good where one cannot be started
-    "TOKENIZERS_PARALLELISM": "false",
 }
 
 

@@ -145,7 +145,7 @@ class EngineSupervisor:
             page.close()
         if not self.started.done():
             how = describe(status)
-            text = f"the engine died while it was loading ({how}); it may lack memory"
+            text = f"the engine died while it was loading ({how}); it may lack memory or threads"
             raise EngineError(text)
         text = "engine process %d of %s ended (%s)"
         logger.error(text, child.pid, self.name, describe(status))

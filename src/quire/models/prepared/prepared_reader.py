@@ -37,6 +37,9 @@ _REST = 19.0  # seconds without work for each of it, so that nothing else waits 
 
 TensorBytes = Mapping[str, memoryview]  # by the name of the tensor
 Kinds = Mapping[str, tuple[str, Sequence[int]]]  # type, as the format names it, and shape, by name
+# sentences on what is wrong with the weights that this process has mapped, as it is found
+faults: list[str] = []
+
 Formats = Mapping[str, Description]  # by the name of the module that has the weight
 
 
@@ -69,7 +72,8 @@ def _check_later(file: Path) -> None:
     """Read all of a file that is in use, of which a start reads but a part."""
     time.sleep(_CHECK_DELAY)
     if damage := describe_damage(file, _REST):
-        logger.error("answers may be wrong, because %s", damage)
+        faults.append(f"answers may be wrong, because {damage}")
+        logger.error("%s", faults[-1])
 
 
 def describe_damage(file: Path, rest: float = 0.0) -> str:

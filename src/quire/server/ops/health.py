@@ -27,7 +27,7 @@ SECOND_LOOK = 0.3  # seconds; an engine that works gives a sign of life within 0
 class HealthReply(msgspec.Struct, omit_defaults=True):
     """The reply of a health check. status: ok or unavailable.
 
-    reason: why it is unavailable, or which weight makes requests fail although it is ok.
+    reason: why it is unavailable, or which weight makes answers fail or wrong although it is ok.
     """
 
     status: str
@@ -101,7 +101,7 @@ class Health:
         return "the engine is being restarted" if is_restarting else None
 
     def _weight_fault(self) -> str | None:
-        """The weight that is not finite: a restart would not help, and other requests may work."""
+        """The weight that is not as it was written, or not finite: other requests may work."""
         return next((fault for e in self._engines() if (fault := e.stats.weight_fault)), None)
 
     def _engines(self) -> list[AsyncEngine]:

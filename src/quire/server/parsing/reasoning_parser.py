@@ -49,10 +49,12 @@ def with_reasoning_marks(
 ) -> SamplingParams:
     """The sampling params with the marks that a thinking budget needs.
 
-    is_open: whether the prompt has begun the reasoning; None: as the prompt's tokens say. fix: what
-    the caller may do. Raises InvalidRequestError for a budget where the marks are not known.
+    One of 0 asks for no reasoning, and is taken without marks. is_open: whether the prompt has
+    begun the reasoning; None: as the prompt's tokens say. fix: what the caller may do. Raises
+    InvalidRequestError for another budget where the marks are not known.
     """
-    if sampling.thinking_token_budget is None or sampling.reasoning_marks is not None:
+    budget = sampling.thinking_token_budget
+    if budget is None or sampling.reasoning_marks is not None or (reasoning is None and not budget):
         return sampling
     if reasoning is None:
         problem = "how this model marks its reasoning is not known; leave it out"

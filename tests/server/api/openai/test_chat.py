@@ -239,7 +239,10 @@ def test_a_budget_for_thinking_goes_with_the_models_marks(chat: Post, engine: Fa
     error = chat(thinking_token_budget=5).error
     assert error["param"] == "thinking_token_budget"
     assert "name its parser by --reasoning-parser" in error["message"]  # run-batch has it, too
-    assert chat(thinking_token_budget=-1).status == 200  # asks for nothing
+    responses = {"input": "hi", "reasoning": {"max_tokens": 0}}
+    assert call(build_app(engine, ServerSettings()), "/v1/responses", responses).status == 200
+    for budget in (-1, 0):  # asks for nothing
+        assert chat(thinking_token_budget=budget, thinking_budget_tokens=budget).status == 200
     engine.tokenizer.chat_template_text = "</think>"
     app = build_app(engine, ServerSettings())
     message = {"role": "user", "content": "hi"}

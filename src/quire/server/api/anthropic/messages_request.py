@@ -135,8 +135,9 @@ class MessagesToolChoice(Strict):
 class Thinking(Strict):
     """The field `thinking`: whether to reason, if the model's chat template can switch it.
 
-    budget_tokens: with the type enabled; tokens of reasoning after which its end is forced, where
-    the model marks its reasoning. display: omitted leaves the reasoning out.
+    budget_tokens: with the type enabled, else at most 0; tokens of reasoning after which its end is
+    forced, where the model marks its reasoning; -1: no limit. display: omitted leaves the reasoning
+    out.
     """
 
     variants = (
@@ -147,12 +148,12 @@ class Thinking(Strict):
         {
             "properties": {
                 "type": {"enum": ["adaptive", "disabled"]},
-                "budget_tokens": {"type": "null"},
+                "budget_tokens": {"enum": [None, 0]},
             }
         },
     )
     type: Annotated[str, field_bounds.one_of("enabled", "adaptive", "disabled")]
-    budget_tokens: field_bounds.TokenCount | None = None
+    budget_tokens: field_bounds.ThinkingTokens | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 

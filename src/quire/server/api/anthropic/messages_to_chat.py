@@ -64,15 +64,16 @@ def _add_thinking(chat: ChatRequest, thinking: Thinking, model: RegisteredModel)
     if thinking.type not in ("enabled", "adaptive", "disabled"):
         problem = f"must be enabled, adaptive or disabled, not {thinking.type[:64]!r}"
         raise invalid_value("thinking.type", problem)
-    if (thinking.type == "enabled") != (thinking.budget_tokens is not None):
+    budget = thinking.budget_tokens
+    if budget is None if thinking.type == "enabled" else budget:
         raise invalid_value("thinking.budget_tokens", "it goes with the type enabled, and only so")
     if thinking.type == "disabled" or thinking.display == "omitted":
         chat.include_reasoning = False
     if thinking.type != "adaptive" and "enable_thinking" in model.engine.tokenizer.chat_variables:
         chat.chat_template_kwargs = {"enable_thinking": thinking.type == "enabled"}
     if model.parsers.reasoning is not None:
-        chat.thinking_token_budget = thinking.budget_tokens
-    elif thinking.budget_tokens is not None:
+        chat.thinking_token_budget = budget
+    elif budget:
         chat.note_no_effect("thinking.budget_tokens has no effect: the model marks no reasoning")
 
 
