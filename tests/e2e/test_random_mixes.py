@@ -180,7 +180,9 @@ def check_idle(core: EngineCore) -> None:
     run_alone(core, AddRequest(request_id="last", prompt_token_ids=[5], sampling=last))
     running = runner_of(core)._running
     assert running.batch._rows.keys() <= {"last"}
-    assert not any(map(len, [*running.sampling._ragged, running._prompt_logprobs, running.pooler]))
+    by_row = [*running.sampling._ragged, running._prompt_logprobs, running.pooler]
+    assert not any(len(each) for each in by_row if each is not running.sampling.callers)
+    assert len(running.sampling.callers) == len(running.batch._rows)
 
 
 def run(core: EngineCore, rng: random.Random, sent: list[AddRequest]) -> dict[str, RequestDelta]:

@@ -158,7 +158,7 @@ def test_an_impossible_schema_is_refused(server: tuple[str, float]) -> None:
     status, reply = post(f"{server[0]}/v1/chat/completions", chat("hello", guided_regex=r"(a)\1"))
     assert status == 400
     assert reply["error"] == {
-        "message": "guided_regex: backreferences are not supported; correct it",
+        "message": "guided_regex: backreferences are not supported; write it without",
         "type": "invalid_request_error",
         "param": "guided_regex",
         "code": "invalid_value",

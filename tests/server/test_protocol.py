@@ -55,7 +55,7 @@ SHARED: dict[str, tuple[list[Any], list[Any]]] = {
     "min_tokens": ([0, 1, None], [-1, 2**31, 0.5]),
     "ignore_eos": ([True, False, None], [1, "yes"]),
     "logprob_token_ids": ([None], [[], [0], [-1], [0] * 1025, [0.5], 5]),  # it needs logprobs
-    "thinking_token_budget": ([-1, None], [0, 5, -2, 2**31, 1.0]),  # no marks are known here
+    "thinking_token_budget": ([-1, 0, None], [5, -2, 2**31, 1.0]),  # no marks are known here
     "prompt_logprobs": ([0, 20, None], [-1, -2, 21, 2**64, True]),
     "bad_words": (
         [[], ["a"], ["x" * 256] * 128, None],
