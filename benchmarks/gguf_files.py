@@ -230,7 +230,15 @@ WRITTEN = tuple(_ENCODERS)  # of the types that are read
 def write_checkpoint(
     folder: Path, file: Path, kind: str, others: Mapping[str, str] | None = None
 ) -> None:
-    """Write a checkpoint's folder as a GGUF file whose matrices have a type.
+    """Write a checkpoint's folder as a GGUF file; see `checkpoint_tensors`."""
+    config = json.loads((folder / "config.json").read_text())
+    write_gguf(file, metadata_of(folder, config), checkpoint_tensors(folder, kind, others))
+
+
+def checkpoint_tensors(
+    folder: Path, kind: str, others: Mapping[str, str] | None = None
+) -> dict[str, tuple[str, Singles]]:
+    """A checkpoint's tensors as `write_gguf` takes them, matrices in a type.
 
     others: types of tensors whose names hold a text, such as {"attn_v": "Q6_K"}.
     """
@@ -239,8 +247,7 @@ def write_checkpoint(
     for own, numbers in _tensors(folder, _name(config), config).items():
         chosen = next((each for part, each in (others or {}).items() if part in own), kind)
         found[own] = (_that_fits(chosen, numbers), numbers)
-    factors = {name: ("F32", numbers) for name, numbers in _rope_factors(config).items()}
-    write_gguf(file, metadata_of(folder, config), factors | found)
+    return {name: ("F32", numbers) for name, numbers in _rope_factors(config).items()} | found
 
 
 def _name(config: Mapping[str, Any]) -> str:

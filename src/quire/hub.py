@@ -151,7 +151,7 @@ def _refuse_by_files(name: str, revision: str | None, folder: Path) -> None:
     if found and not any(file.endswith(".safetensors") for file in files):
         raise CheckpointError(
             f"{name} has GGUF files ({shown_names(found)}); download one (`hf download {name} "
-            "FILE`) and name that file"
+            "FILE`, or all with -of- in their names) and name that file"
         )
     if not (folder / "config.json").is_file():
         check_kind(name, files)

@@ -12,6 +12,7 @@ import re
 import stat
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from quire.errors import CheckpointError
 
 BUNDLED_FOLDER = Path(__file__).parent / "bundled"  # models that come with this version
 GGUF_LINK = "model.gguf"  # in a folder that was made of a GGUF file: a link to it
+# the name of one of several files of a model
+GGUF_PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_FURTHER_LINK = "part-{:05}.gguf"  # to the others where it has several
 NO_TOKENIZER = "no_tokenizer.txt"  # there, in place of a tokenizer that is not read: why
 POOLING_FILES = "*_Pooling/config.json"  # sentence-transformers', in a folder of its own
 # beside config.json where that has no quantization_config: the file, and the method it is of
@@ -113,6 +117,19 @@ def named_path(path: Path) -> Path:
     return path if found is None else Path(found[1].replace("--", "/") + (found[2] or ""))
 
 
+def gguf_link(folder: Path, number: int) -> Path:
+    """The link to one of the GGUF files that a folder was made of. number: from 1 on."""
+    return folder / (GGUF_LINK if number == 1 else _FURTHER_LINK.format(number))
+
+
+def linked_gguf(folder: Path) -> list[Path]:
+    """The GGUF files that a folder was made of; none of any other."""
+    if not gguf_link(folder, 1).is_symlink():
+        return []
+    links = takewhile(Path.is_symlink, (gguf_link(folder, number) for number in count(1)))
+    return [link.resolve() for link in links]
+
+
 def gguf_file(folder: Path) -> Path | None:
     """The GGUF file that is a folder's model; None where it has others, or none.
 
@@ -131,11 +148,12 @@ def gguf_file(folder: Path) -> Path | None:
 
 
 def gguf_models(names: Iterable[str]) -> list[str]:
-    """The names that are those of GGUF files with a language model."""
+    """The names that are those of GGUF files with a language model; of several the first."""
     return [
         name
         for name in names
         if name.endswith(".gguf") and not name.rpartition("/")[2].startswith(_PROJECTOR)
+        if (part := GGUF_PART.fullmatch(name)) is None or int(part["number"]) == 1
     ]
 
 

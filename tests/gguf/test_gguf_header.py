@@ -70,11 +70,6 @@ def test_types_that_are_not_read_are_named(tmp_path: Path, content: bytes) -> No
             read(tmp_path, wrong)
 
 
-def test_a_part_of_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"split.count is 3; merge .*llama-gguf-split"):
-        read(tmp_path, header_bytes(METADATA | {"split.count": 3}, {}))
-
-
 def test_a_file_that_is_cut_off_names_the_tensor(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(CheckpointError, match=r"is cut off: norm.weight ends at byte \d+, but"):
         read(tmp_path, content[:-4])

@@ -15,7 +15,14 @@ import pytest
 import torch
 import transformers
 from checkpoints import write_checkpoint as write_family
-from gguf_files import WRITTEN, header_bytes, metadata_of, write_checkpoint, write_gguf
+from gguf_files import (
+    WRITTEN,
+    checkpoint_tensors,
+    header_bytes,
+    metadata_of,
+    write_checkpoint,
+    write_gguf,
+)
 from harness import PagedModel, load_folder
 from safetensors.torch import save_file
 
@@ -30,7 +37,7 @@ from quire.locked_folder import remove_left_folders
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.checkpoints.gguf_checkpoint import GgufCheckpoint
-from quire.models.checkpoints.open_checkpoint import open_checkpoint
+from quire.models.checkpoints.open_checkpoint import open_checkpoint, weight_bytes
 from quire.models.config.model_config import ModelConfig
 from quire.models.loading.checkpoint_source import CheckpointSource
 from quire.models.prepared.prepared_files import checkpoint_key
@@ -132,6 +139,32 @@ def test_the_bundled_model_answers_the_same_from_a_gguf_file(
     assert not [each for each in caplog.records if "quantization" in each.msg]
 
 
+def test_a_model_in_several_files_answers_as_from_one(tmp_path: Path) -> None:
+    """Named by its folder, its first file, and another, behind links with other names."""
+    config = json.loads((BUNDLED / "config.json").read_text())
+    metadata, tensors = metadata_of(BUNDLED, config), checkpoint_tensors(BUNDLED, "Q8_0")
+    whole, folder = tmp_path / "whole.gguf", tmp_path / "parts"
+    write_gguf(whole, metadata, tensors)
+    (tmp_path / "blobs").mkdir()
+    folder.mkdir()
+    names = sorted(tensors)
+    for number in range(3):
+        own = {"split.no": number, "split.count": 3, "split.tensors.count": len(names)}
+        blob, file = tmp_path / "blobs" / f"{number}", f"m-{number + 1:05}-of-00003.gguf"
+        part = {name: tensors[name] for name in names[number::3]}
+        write_gguf(blob, (metadata if number == 0 else {}) | own, part)
+        (folder / file).symlink_to(blob)  # as in the hub's cache
+    expected = greedy(whole)
+    for named in (folder, folder / "m-00001-of-00003.gguf", folder / "m-00003-of-00003.gguf"):
+        assert greedy(named) == expected
+    made = hub.resolve_model(str(folder))
+    assert weight_bytes(made) == sum(blob.stat().st_size for blob in (tmp_path / "blobs").iterdir())
+    settings = ModelSettings(prepared_weights=str(tmp_path))
+    before = checkpoint_key(settings, made)
+    os.utime(tmp_path / "blobs" / "2", (1_000_000, 1_000_000))
+    assert checkpoint_key(settings, hub.resolve_model(str(folder))) != before
+
+
 def test_prepared_weights_are_made_once_for_a_file(tmp_path: Path) -> None:
     """A folder and a prepared file by the file's path, size and time."""
     file, settings = tmp_path / "a.gguf", ModelSettings(prepared_weights=str(tmp_path))
@@ -182,7 +215,7 @@ def test_sizes_may_be_listed_for_each_layer(tmp_path: Path) -> None:
             if listed:
                 metadata[f"llama.{key}"] = [metadata[f"llama.{key}"]] * 2
         write_gguf(file, metadata, dict.fromkeys(names, matrix))
-        checkpoint = GgufCheckpoint(tmp_path, file)
+        checkpoint = GgufCheckpoint(tmp_path, [file])
         tensors = {entry.name: t for entry, t in checkpoint.tensors(set(checkpoint.entries))}
         found.append((model_settings(read_gguf_header(file), [2]), tensors))
     assert found[0][0] == found[1][0]

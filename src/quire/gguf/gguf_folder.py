@@ -1,7 +1,8 @@
 """A GGUF file as the folder of a model: config files made of its metadata, and a link to the file.
 
 Made once for a file and kept in the cache, so that all that reads a model's folder reads this one.
-The weights stay in the file. A file that has changed gets another folder.
+The weights stay in the file. A file that has changed gets another folder. A model in several files
+has a link to each.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 
 from quire.errors import CheckpointError
 from quire.gguf.gguf_config import model_settings
-from quire.gguf.gguf_header import read_gguf_header
+from quire.gguf.gguf_parts import gguf_parts, read_gguf_parts
 from quire.gguf.gguf_tokenizer import UnreadTokenizerError, tokenizer_files
 from quire.gguf.vocabulary_list import VocabularyList
 from quire.last_use import NO_HOME, last_use, mark_used, user_cache
@@ -30,6 +31,7 @@ from quire.model_folder import (
     GGUF_LINK,
     NO_TOKENIZER,
     check_regular,
+    gguf_link,
     unreadable,
     write_whole,
 )
@@ -46,24 +48,26 @@ _temporary: dict[Path, Path] = {}
 
 def gguf_folder(file: Path) -> Path:
     """The folder of a GGUF file, made if need be. Raises CheckpointError."""
-    folder = _cache(file) / _name(file)
+    files = gguf_parts(file)
+    folder = _cache(file) / _name(files)
     if os.path.exists(folder / GGUF_LINK):  # False also in a cache that another user owns
         with suppress(OSError):  # of another user, or on a disk that is read only
             mark_used(folder, folder.parent.iterdir())
         return folder
     if folder in _temporary:
         return _temporary[folder]
-    content = folder_content(file)
+    content = folder_content(files)
+    files = [each.resolve() for each in files]
     try:
-        _write(folder, file.resolve(), content)
+        _write(folder, files, content)
     except OSError as error:
-        return _write_temporary(folder, file.resolve(), content, error)
+        return _write_temporary(folder, files, content, error)
     return folder
 
 
-def folder_content(file: Path) -> dict[str, str]:
+def folder_content(files: Sequence[Path]) -> dict[str, str]:
     """The texts of the folder's files by name. Raises CheckpointError."""
-    header = read_gguf_header(file)
+    header = read_gguf_parts(files)
     words = VocabularyList.read(header.metadata)
     found: dict[str, Any] = {"config.json": model_settings(header, words.end_ids())}
     try:
@@ -84,23 +88,25 @@ def _cache(file: Path) -> Path:
     return cache
 
 
-def _name(file: Path) -> str:
-    """The folder's name, by which file it is and when it was written."""
-    try:
-        check_regular(file)
-        status = file.stat()
-    except OSError as error:
-        raise unreadable(file, error) from error
-    key = (__version__, _LAYOUT, str(file.resolve()), status.st_size, status.st_mtime_ns)
+def _name(files: Sequence[Path]) -> str:
+    """The folder's name, by which files they are and when they were written."""
+    key: tuple[str | int, ...] = (__version__, _LAYOUT)
+    for file in files:
+        try:
+            check_regular(file)
+            status = file.stat()
+        except OSError as error:
+            raise unreadable(file, error) from error
+        key += (str(file.resolve()), status.st_size, status.st_mtime_ns)
     return hashlib.sha256(repr(key).encode()).hexdigest()[:32]
 
 
-def _write(folder: Path, file: Path, content: Mapping[str, str]) -> None:
+def _write(folder: Path, files: Sequence[Path], content: Mapping[str, str]) -> None:
     """Make the folder in one step, as others may do so at the same time. Raises OSError."""
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=folder.parent, suffix=".tmp"))
     try:
-        _fill(draft, file, content)
+        _fill(draft, files, content)
         if not folder.exists():
             draft.rename(folder)
             mark_used(folder, folder.parent.iterdir())
@@ -112,7 +118,9 @@ def _write(folder: Path, file: Path, content: Mapping[str, str]) -> None:
     _remove_oldest(folder.parent)
 
 
-def _write_temporary(folder: Path, file: Path, content: Mapping[str, str], error: OSError) -> Path:
+def _write_temporary(
+    folder: Path, files: Sequence[Path], content: Mapping[str, str], error: OSError
+) -> Path:
     """A folder that is removed with this process, where the cache cannot be written.
 
     Or by a later one that needs such a folder, if this one is killed.
@@ -122,15 +130,15 @@ def _write_temporary(folder: Path, file: Path, content: Mapping[str, str], error
         remove_left_folders(_PREFIX, parent)
         made, _ = make_locked_folder(_PREFIX, parent)  # locked as long as this process lives
         atexit.register(_remove, made, os.getpid())
-        _fill(made, file, content)
+        _fill(made, files, content)
     except OSError:
         raise CheckpointError(
-            f"{folder} cannot be written ({error.strerror}), where config files made of {file} are "
-            "stored, and neither can a temporary folder; set XDG_CACHE_HOME to a folder that can"
+            f"{folder} cannot be written ({error.strerror}), where config files made of {files[0]} "
+            "are stored, and neither can a temporary folder; set XDG_CACHE_HOME to one that can"
         ) from error
     _temporary[folder] = made
     text = "%s cannot be written (%s); config files made of %s are in a temporary folder, %s"
-    logger.warning(text, folder, error.strerror, file, made)
+    logger.warning(text, folder, error.strerror, files[0], made)
     return made
 
 
@@ -140,10 +148,11 @@ def _remove(folder: Path, process: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _fill(folder: Path, file: Path, content: Mapping[str, str]) -> None:
+def _fill(folder: Path, files: Sequence[Path], content: Mapping[str, str]) -> None:
     for name, text in content.items():
         write_whole(folder / name, partial(Path.write_text, data=text, encoding="utf-8"))
-    (folder / GGUF_LINK).symlink_to(file)
+    for number, file in enumerate(files, 1):
+        gguf_link(folder, number).symlink_to(file)
 
 
 def _remove_oldest(cache: Path) -> None:

@@ -1,4 +1,4 @@
-"""The header of a GGUF file: metadata by key, and where each tensor's bytes are.
+"""The header of one GGUF file: metadata by key, and where each tensor's bytes are.
 
 Owns the check of everything that the header claims, before memory is taken for a weight: counts,
 lengths, types and offsets are compared with the file's size first. Versions 2 and 3, little-endian.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire.errors import CheckpointError
@@ -32,6 +32,7 @@ _READ = ", ".join(each.name for each in BLOCK_TYPES.values())
 class GgufTensor:
     """A tensor as the header describes it. shape: rows first; offset: from the file's start."""
 
+    file: Path
     name: str
     kind: BlockType
     shape: tuple[int, ...]
@@ -79,7 +80,6 @@ def _parse(path: Path, reader: HeaderReader) -> GgufHeader:
             raise reader.damaged(f"the key {key!r} occurs twice")
         values[key] = reader.value()
     metadata = Metadata(path, values)
-    _refuse_parts(metadata)
     found = [_tensor(path, reader) for _ in range(num_tensors)]
     return GgufHeader(path, metadata, _placed(path, reader, metadata, found))
 
@@ -93,15 +93,6 @@ def _check_version(path: Path, reader: HeaderReader) -> None:
         raise CheckpointError(
             f"{path} is GGUF {which}; only versions 2 and 3, little-endian, are read: convert the "
             "model again"
-        )
-
-
-def _refuse_parts(metadata: Metadata) -> None:
-    """Raise CheckpointError for one of several files of a model."""
-    if (count := metadata.integer("split.count", 1, low=0, high=65535)) > 1:
-        raise metadata.wrong(
-            "split.count",
-            f"is {count}; merge the files into one (llama-gguf-split --merge), and name that",
         )
 
 
@@ -119,7 +110,7 @@ def _tensor(path: Path, reader: HeaderReader) -> GgufTensor:
     if min(shape) < 1 or math.prod(shape) >= 2**62 or shape[0] % kind.items:
         raise reader.damaged(f"{name} has the shape {list(shape)}, which {kind.name} cannot have")
     num_bytes = kind.row_bytes(shape[0]) * math.prod(shape[1:])
-    return GgufTensor(name, kind, shape[::-1], offset, num_bytes)
+    return GgufTensor(path, name, kind, shape[::-1], offset, num_bytes)
 
 
 def _unread(path: Path, reader: HeaderReader, name: str, number: int) -> Exception:
@@ -152,5 +143,5 @@ def _placed(
                 f"{path} is cut off: {each.name} ends at byte {end}, but the file has "
                 f"{reader.size}; download the file again"
             )
-        placed[each.name] = GgufTensor(each.name, each.kind, each.shape, offset, each.num_bytes)
+        placed[each.name] = replace(each, offset=offset)
     return placed

@@ -7,13 +7,14 @@ queries' and keys' rows, and the 1 that was added to norms.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.errors import CheckpointError
 from quire.gguf.gguf_config import ARCHITECTURE, read_architecture
-from quire.gguf.gguf_header import GgufTensor, read_gguf_header
+from quire.gguf.gguf_header import GgufTensor
+from quire.gguf.gguf_parts import read_gguf_parts
 from quire.gguf.tensor_names import ROPE_FACTORS, file_name, model_name
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.checkpoints.safetensors_header import TensorEntry
@@ -25,17 +26,17 @@ _HEADS = {".q_proj.": "attention.head_count", ".k_proj.": "attention.head_count_
 
 
 class GgufCheckpoint(Checkpoint):
-    """The tensors of one GGUF file, whose header is read and checked. Raises CheckpointError.
+    """The tensors of a model's GGUF files, whose headers are read and checked.
 
-    folder: that with its config files, for messages.
+    folder: that with its config files, for messages. Raises CheckpointError.
     """
 
     is_as_stored = False
     mismatch_fix = "take a file with the whole model, or convert it again"
 
-    def __init__(self, folder: Path, file: Path) -> None:
-        header = read_gguf_header(file)
-        self._file, self._metadata = file, header.metadata
+    def __init__(self, folder: Path, files: Sequence[Path]) -> None:
+        header = read_gguf_parts(files)
+        self._file, self._metadata = files[0], header.metadata
         self._architecture = read_architecture(header.metadata)
         self._prefix = header.metadata.text(ARCHITECTURE)
         tensors = (each for each in header.tensors.values() if each.name not in ROPE_FACTORS)
@@ -43,7 +44,7 @@ class GgufCheckpoint(Checkpoint):
 
     @property
     def origin(self) -> Path:
-        """The GGUF file."""
+        """The GGUF file, or the first one."""
         return self._file
 
     def stored_name(self, name: str) -> str:
@@ -62,11 +63,11 @@ class GgufCheckpoint(Checkpoint):
         if kind.is_quantized:
             if len(shape) != 2:
                 raise CheckpointError(
-                    f"{self._file}: {tensor.name} is not a matrix, but quantized ({kind.name}); "
+                    f"{tensor.file}: {tensor.name} is not a matrix, but quantized ({kind.name}); "
                     "convert the model again"
                 )
             shape, dtype = (shape[0], kind.row_bytes(shape[1])), "U8"
-        return TensorEntry(name, self._file, dtype, shape, tensor.offset, tensor.num_bytes)
+        return TensorEntry(name, tensor.file, dtype, shape, tensor.offset, tensor.num_bytes)
 
     def _restored(self, entry: TensorEntry, tensor: Tensor) -> Tensor:
         if self._architecture.adds_one and entry.name.endswith("norm.weight"):
