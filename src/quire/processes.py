@@ -129,14 +129,12 @@ def require_threads(count: int, what: str) -> None:
     """Raise OverloadedError unless this many threads can be started at once. what: takes them.
 
     For where libraries would start them: those in C and Rust print what failed, and abort. A fork
-    tries it, so that this process does not keep the memory of their stacks and heaps.
+    tries it, so that this process does not keep the memory of their stacks and heaps; where there
+    is none, it is a BlockingIOError.
     """
     count = min(count, 256)  # of which the fork's exit status can tell
-    try:
-        with warnings.catch_warnings(action="ignore"):  # of threads that a fork does not have
-            child = os.fork()
-    except BlockingIOError:
-        raise no_thread("no process could be started") from None
+    with warnings.catch_warnings(action="ignore"):  # of threads that a fork does not have
+        child = os.fork()
     if child == 0:
         num_others = 0  # beside the main thread of the fork
         try:

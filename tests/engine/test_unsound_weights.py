@@ -70,7 +70,7 @@ def test_a_start_finds_damaged_codes_soon(
         return [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
 
     monkeypatch.setattr(prepared_reader, "_CHECK_DELAY", 0.0)
-    monkeypatch.setattr(prepared_reader, "faults", [])
+    monkeypatch.setattr(prepared_reader, "faults", {})
     start().close()
     wait_for_prepared_files()
     start().close()
@@ -83,9 +83,13 @@ def test_a_start_finds_damaged_codes_soon(
     with start() as llm:
         (error,) = errors_once_checked()
         assert llm.stats.weight_fault == error  # which /health shows
-    assert "answers may be wrong, because the weight " in error
-    assert packed.name in error
-    assert not file.exists()
+        assert "answers may be wrong, because the weight " in error
+        assert packed.name in error
+        assert not file.exists()
+        llm.sleep()
+        llm.wake_up()  # which prepares them anew
+        assert not llm.stats.weight_fault
+    wait_for_prepared_files()
 
 
 def test_a_failed_request_ends_where_no_thread_can_search(

@@ -13,6 +13,7 @@ from quire.grammar.grammar_compiler import GrammarCompiler
 from quire.grammar.refusals import MAX_REASON_CHARS, explained
 
 HERE = "properties.list.items"
+TYPES = "string, number, integer, boolean, null, array or object"
 LENGTHS = "use an enum or a const of names, or a pattern or lengths alone"
 REFUSED: list[tuple[Any, str]] = [
     ({"not": {}}, f'{HERE}: keywords that cannot be enforced: ["not"]; remove them'),
@@ -57,6 +58,8 @@ REFUSED: list[tuple[Any, str]] = [
         f"{HERE}: patternProperty regexes /a/ and",
     ),
     ({"pattern": "a" * 9999}, f"{HERE}.pattern: over 4096 characters; shorten it"),
+    ({"type": "f64"}, f"{HERE}.type: must be {TYPES}, not f64"),
+    ({"$ref": "#/$defs/f64"}, f"{HERE}.$ref: #/$defs/f64 does not exist; define it"),
     ({"prefixItems": [{}, {"const": 2**60}]}, f"{HERE}.prefixItems[1].const: a number above 2**53"),
     ({"minProperties": 2}, f"{HERE}.minProperties: above 1 one name could be used twice"),
 ]
@@ -75,6 +78,18 @@ def test_a_refusal_names_the_path_in_the_schema(
         byte_compiler.matcher(StructuredOutputs(json=schema))
     assert str(caught.value).startswith(f"structured_outputs.json: {problem}")
     assert "; " in str(caught.value) or "must" in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["patternProperties", "properties", "required", "pattern", "type"])
+@pytest.mark.parametrize("pattern", [r"\ba", "(?=a)", "("])
+def test_what_is_wrong_elsewhere_in_a_schema_is_no_other_error(
+    word: str, pattern: str, byte_compiler: GrammarCompiler
+) -> None:
+    """llguidance does not look at definitions that nothing refers to."""
+    for wrong in (3, None, [1], {"a": 1}):
+        schema = {"$defs": {"unused": {word: wrong}}, "type": "string", "pattern": pattern}
+        with pytest.raises(InvalidRequestError):
+            byte_compiler.matcher(StructuredOutputs(json=schema))
 
 
 def test_what_is_not_certain_is_not_named() -> None:

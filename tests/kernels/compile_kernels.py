@@ -90,7 +90,9 @@ def skinny(
     }  # fmt: skip
     given |= {"w_scale_ptr": None} if weight_format in ("plain", "words") else {}
     given = with_rope(given, heads, cache)
-    return compile_kernel(skinny_gemm_kernel, capability, given, launch_pdl=pdl)
+    return compile_kernel(
+        skinny_gemm_kernel, capability, given, launch_pdl=pdl, maxnreg=128 if one_row else None
+    )
 
 
 ROPE = ["cos_ptr", "sin_ptr", "query_norm_ptr", "key_norm_ptr", "k_cache_ptr", "v_cache_ptr"]

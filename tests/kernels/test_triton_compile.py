@@ -20,6 +20,10 @@ CAPABILITIES = {
     "skinny_fp8": ["80", "89", "90", "100"],
     "skinny_int8": ["80", "90"],
     "skinny_rope": ["80", "90"],
+    "skinny_words": ["80", "90"],
+    "skinny_words_nf4": ["80"],
+    "skinny_words_1": ["80", "89"],
+    "skinny_words_rope": ["80"],
     "tile_gemm_int8": ["80", "90"],
     "tile_gemm_bytes": ["80"],
     "prefill_float32": ["89"],
@@ -64,9 +68,8 @@ def compiled() -> dict[str, Any]:
 SPILL = {
     "pieces": 8, "hopper_fp8": 8, "ring_bytes_wide_sums": 8, "ring_int4_heads_few": 8,
     "shared": 16, "ring_int4_wide": 16, "skinny_words": 16, "skinny_words_nf4": 8,
-    "skinny_words_rope": 16,
-    "rows_bytes_320": 16, "rows_int4_parts": 32, "rows_int4_most": 40, "hopper_int8_split": 40,
-    "hopper_bf16_halves": 112,
+    "skinny_words_1": 88, "rows_bytes_320": 16, "rows_int4_parts": 32, "rows_int4_most": 40,
+    "hopper_int8_split": 40, "hopper_bf16_halves": 112,
     "hopper_dequantized_halves": 120, "hopper_int8_halves": 136,
 }  # fmt: skip
 SPILL |= {"decode_float32_fp8": 488}  # which is there to be right, not fast

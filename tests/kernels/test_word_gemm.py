@@ -140,6 +140,17 @@ def test_rope_is_fused_where_tiles_hold_whole_heads(head_dim: int) -> None:
     assert error_of(caches[1, 0, :rows], fused[:, -kv_heads:]) < 5e-3
 
 
+@WEIGHTS
+def test_more_rows_of_nf4_in_float16_are_for_the_library_on_a_hopper(
+    codes: str, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As gpu_weights_plain.json has their times."""
+    monkeypatch.setattr(int4_linear, "has_hopper_gpu", lambda _: True)
+    words, x = words_of(codes, group, 64, 256), random_rows(64, 256, torch.float16)
+    served = [rows for rows in (1, 2, 64) if INT4.reads_plainly(x[:rows], words)]
+    assert served == ([1] if codes == "nf4" else [1, 2, 64])
+
+
 def test_who_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     """16-bit rows that lie in pairs, up to 64; Hopper has a kernel of its own for bfloat16."""
     words = words_of("int4", 64, 64, 256)

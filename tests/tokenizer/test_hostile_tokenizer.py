@@ -235,6 +235,8 @@ def precompiled(made: str) -> dict[str, Any]:
 
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+# of which a form of Unicode makes 18 characters
+LIGATURE = {"type": "Replace", "pattern": {"Regex": "."}, "content": "\ufdfa"}
 
 
 @pytest.mark.parametrize(
@@ -246,6 +248,9 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "
         ([], [BYTES] * 5, "pre_tokenizer"),
         ([BYTES] * 2, [BYTES] * 3, "normalizer"),
         ([precompiled("a" * 18)] + [{"type": "NFKD"}] * 9, [BYTES], None),
+        ([LIGATURE, {"type": "NFKD"}] * 2, [], "normalizer"),
+        ([precompiled("\ufdfa"), {"type": "NFKC"}] * 2, [], "normalizer"),
+        ([LIGATURE, {"type": "NFKD"}], [], None),
         ([], [], None),
     ],
 )

@@ -73,7 +73,8 @@ def _has(name: str, group: int | None = None, before: str = "") -> _IsCulprit:
 
 
 def _has_pattern(schema: Schema, found: re.Match[str]) -> bool:
-    return schema.get("pattern") == found[1] or found[1] in schema.get("patternProperties", ())
+    named = schema.get("patternProperties")
+    return schema.get("pattern") == found[1] or (isinstance(named, dict) and found[1] in named)
 
 
 # of a reason: how it begins, which schema it is about, and what is said instead (None: the same)
@@ -149,6 +150,7 @@ def explained(reason: str, schema: Any = None) -> str:
         return "llguidance fails on it; write it in another way"
     line = re.match(r"at \d+\(\d+\): (?:failed to compile JSON schema: )?", reason)
     before, rest = (line[0], reason[line.end() :]) if line else ("", reason)
+    rest = re.sub("^Expected f64 ", "Expected number ", rest)
     where = ""
     for pattern, is_culprit, text in _REASONS:
         if found := re.match(pattern, rest):
@@ -159,7 +161,7 @@ def explained(reason: str, schema: Any = None) -> str:
         rest = f"{rest}; correct it"
     if where:
         where += "." if re.match(r"\$?\w+: ", rest) else ": "
-    rest = rest.replace("{fix}", _fix(rest)).replace("f64", "number")
+    rest = rest.replace("{fix}", _fix(rest))
     return before + where + _cut(rest)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import unicodedata
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ def growing_part(backend: tokenizers.Tokenizer) -> str | None:
 def _growth(step: dict[str, Any]) -> float:
     """Characters that come of one, at most.
 
-    Forms of Unicode count as one: a second does nothing to what the first has made.
+    Forms of Unicode count as one, once for all of a text; what a step writes, as they make it.
     """
     match step:
         case {"type": "Sequence"}:
@@ -48,13 +49,13 @@ def _growth(step: dict[str, Any]) -> float:
         case {"type": "Precompiled", "precompiled_charsmap": str(table)}:
             return _longest_text(base64.b64decode(table))
         case {"type": "Replace", "pattern": {"String": str(text)}, "content": str(made)} if text:
-            return max(1.0, len(made) / len(text))
+            return max(1.0, _length(made) / len(text))
         case {"type": "Replace", "pattern": {"Regex": str(text)}, "content": str(made)} if (
             _takes_characters(text)
         ):
-            return max(1.0, len(made))
+            return max(1.0, _length(made))
         case {"type": "Replace", "content": str(made)}:  # also between all characters
-            return 1.0 + len(made)
+            return 1.0 + _length(made)
     return 1.0
 
 
@@ -64,7 +65,12 @@ def _longest_text(table: bytes) -> int:
     Behind the size of an index (uint32) and the index come the texts, each ended by a zero byte.
     """
     texts = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
-    return max(1, *(len(text.decode(errors="replace")) for text in texts))
+    return max(1, *(_length(text.decode(errors="replace")) for text in texts))
+
+
+def _length(text: str) -> int:
+    """Characters of a text in the longest form of Unicode, in which a later step may write it."""
+    return len(unicodedata.normalize("NFKD", text))
 
 
 def _takes_characters(expression: str) -> bool:

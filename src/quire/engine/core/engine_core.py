@@ -118,7 +118,7 @@ class EngineCore:
         """The engine's current gauges and counters."""
         stats = self._log.add_step_stats(self._scheduler.stats())
         stats.num_waiting += self._grammars.num_pending
-        stats.weight_fault = self._weights.fault or "; ".join(prepared_reader.faults)
+        stats.weight_fault = self._weights.fault or "; ".join([*prepared_reader.faults.values()])
         return stats
 
     def handle(self, message: EngineMessage) -> None:

@@ -37,8 +37,8 @@ _REST = 19.0  # seconds without work for each of it, so that nothing else waits 
 
 TensorBytes = Mapping[str, memoryview]  # by the name of the tensor
 Kinds = Mapping[str, tuple[str, Sequence[int]]]  # type, as the format names it, and shape, by name
-# sentences on what is wrong with the weights that this process has mapped, as it is found
-faults: list[str] = []
+# a sentence on what is wrong with weights that this process has mapped, as it is found, by file
+faults: dict[Path, str] = {}
 
 Formats = Mapping[str, Description]  # by the name of the module that has the weight
 
@@ -52,6 +52,7 @@ class StoredArrays(msgspec.Struct, frozen=True):
 
 def open_prepared(file: Path) -> PreparedFile | None:
     """The file, which has been used then; None if there is none that can be."""
+    faults.pop(file, None)  # of a copy that was removed
     if not os.path.exists(file):  # nor where another user's folder hides it
         return None
     try:
@@ -72,8 +73,8 @@ def _check_later(file: Path) -> None:
     """Read all of a file that is in use, of which a start reads but a part."""
     time.sleep(_CHECK_DELAY)
     if damage := describe_damage(file, _REST):
-        faults.append(f"answers may be wrong, because {damage}")
-        logger.error("%s", faults[-1])
+        faults[file] = f"answers may be wrong, because {damage}"
+        logger.error("%s", faults[file])
 
 
 def describe_damage(file: Path, rest: float = 0.0) -> str:

@@ -1,7 +1,8 @@
 """Linears with four-bit weights on a GPU: which kernel serves which number of rows.
 
 Up to 64 rows of x are not rounded (w4a16), and the floor is the bytes of W, a quarter of 16 bits':
-by the ring on Hopper in bfloat16, elsewhere and in float16 by the plain Triton kernel.
+by the ring on Hopper in bfloat16, elsewhere and in float16 by the plain Triton kernel, but for
+NF4 in float16 on Hopper, whose numbers are quicker unpacked for the library from a few rows on.
 More rows are rounded to FP8 with a scale each (w4a8), and so are the weight's numbers, which takes
 far less from them than their four bits did: the floor is twice the tensor cores' 16-bit rate. Some
 hundred rows are multiplied while codes are unpacked; for more all codes are unpacked first.
@@ -84,7 +85,8 @@ class _Int4Linear(WordsLinear[Int4Words]):
             return False
         if (x.stride(0) * x.itemsize | x.data_ptr()) % 4:  # read in pairs
             return False
-        return 0 < len(x) <= MAX_ROWS and not self.reads_words(x, weight, MAX_ROWS)
+        most = 1 if is_looked_up(weight) and has_hopper_gpu(x.device) else MAX_ROWS
+        return 0 < len(x) <= most and not self.reads_words(x, weight, MAX_ROWS)
 
     def config(self, rows: Tensor, weight: Int4Words) -> Config:
         if self.reads_words(rows, weight, self.most):
@@ -107,8 +109,7 @@ class _Int4Linear(WordsLinear[Int4Words]):
         one = len(rows) == 1
         flags |= {"WEIGHT_FORMAT": "words", "GROUP": weight.group, "ONE_ROW": one}
         flags |= {"maxnreg": 128 if one else None}  # for four programs on a multiprocessor
-        is_looked_up = weight.codebook is not None and weight.scale.dtype != torch.uint8
-        table = codebook_numbers(weight.codebook, rows.device) if is_looked_up else None
+        table = codebook_numbers(weight.codebook, rows.device) if is_looked_up(weight) else None
         operands = None, weight.scale, weight.zeros, table
         run_skinny(config, rows, weight.words, (*operands, *behind), out, flags)
 
@@ -134,14 +135,18 @@ class _Int4Linear(WordsLinear[Int4Words]):
         return boxes, None, ring_codebook(weight)
 
     def scales_numbers(self, num_rows: int, weight: Int4Words) -> bool:
-        is_in_pairs = weight.codebook is not None and weight.scale.dtype != torch.uint8
-        return not (is_in_pairs and has_table(num_rows))
+        return not (is_looked_up(weight) and has_table(num_rows))
 
     def dequantize(self, weight: Int4Words, out: Tensor) -> Tensor:
         return dequantize_int4(weight, out)
 
 
 INT4 = _Int4Linear()
+
+
+def is_looked_up(weight: Int4Words) -> bool:
+    """Whether codes are indices of a table (NF4); MXFP4's have exponents as scales."""
+    return weight.codebook is not None and weight.scale.dtype != torch.uint8
 
 
 def plain_config(rows: int) -> SkinnyConfig:
