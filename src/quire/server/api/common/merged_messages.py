@@ -15,7 +15,7 @@ from quire.errors import TemplateRefusalError
 _INSTRUCTING = ("system", "developer")
 NOTE = (
     "messages: the chat template refuses them as they are; system messages behind the first are"
-    " the user's, and messages of one role in a row are one"
+    " the user's, and messages of the user in a row are one"
 )
 NOTE_WITHOUT_SYSTEM = f"{NOTE}; the first system message is in front of the user's"
 
