@@ -11,8 +11,9 @@ from quire.errors import InvalidRequestError, invalid_value
 from quire.server.api.common.chat_request import MAX_MESSAGES
 from quire.server.api.common.model_route import is_large
 from quire.server.api.openai.response_store import ResponseStore, StoredResponse
+from quire.server.api.openai.responses_input import ItemReference, read_item
 from quire.server.api.openai.responses_reply import Response
-from quire.server.api.openai.responses_request import ItemReference, ResponsesRequest, read_item
+from quire.server.api.openai.responses_request import ResponsesRequest
 from quire.server.http.request_record import new_id
 
 _PREFIXES = {
