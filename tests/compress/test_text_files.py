@@ -257,6 +257,17 @@ def test_a_task_that_is_none_is_named(
         read_tasks(tokenizer, file)
 
 
+def test_a_line_of_tasks_that_is_no_json_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """The error once said "line 1 column 1" of any line."""
+    first = {"messages": [{"role": "user", "content": "a"}], "expected": "b"}
+    (tmp_path / "a.jsonl").write_text(f"{json.dumps(first)}\n\nno JSON\n")
+    with pytest.raises(ConfigError, match=r"a\.jsonl, line 3: must be an object with a list"):
+        read_tasks(tokenizer, tmp_path / "a.jsonl")
+    (tmp_path / "b.json").write_text(f"[{json.dumps(first)}, ]")
+    with pytest.raises(ConfigError, match=r"b\.json cannot be read as JSON \(.*name a file with"):
+        read_tasks(tokenizer, tmp_path / "b.json")
+
+
 def test_tasks_without_any_answer_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
     file = write_lines(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "a"}]})
     with pytest.raises(ConfigError, match='has no "expected"; name a file'):

@@ -30,6 +30,7 @@ from quire.server.api.common import (
 from quire.server.api.openai import (
     completions_request,
     embeddings_request,
+    responses_input,
     responses_request,
     responses_tools,
 )
@@ -96,25 +97,25 @@ INNER: list[tuple[type[Any], tuple[Any, ...]]] = [
     (openai_responses.FunctionToolParam, (responses_tools.ResponsesTool, *LATER)),
     (openai_responses.CustomToolParam, (responses_tools.CustomTool, "async")),
     (openai_responses.NamespaceToolParam, (responses_tools.NamespaceTool,)),
-    (openai_responses.EasyInputMessageParam, (responses_request.InputMessage,)),
-    (openai_responses.ResponseOutputMessageParam, (responses_request.InputMessage,)),
-    (openai_responses.ResponseInputTextParam, (responses_request.InputPart,)),
-    (openai_responses.ResponseOutputTextParam, (responses_request.InputPart,)),
+    (openai_responses.EasyInputMessageParam, (responses_input.InputMessage,)),
+    (openai_responses.ResponseOutputMessageParam, (responses_input.InputMessage,)),
+    (openai_responses.ResponseInputTextParam, (responses_input.InputPart,)),
+    (openai_responses.ResponseOutputTextParam, (responses_input.InputPart,)),
     (
         openai_responses.ResponseFunctionToolCallParam,
-        (responses_request.InputCall, "async"),
+        (responses_input.InputCall, "async"),
     ),
     (
         openai_responses.ResponseCustomToolCallParam,
-        (responses_request.InputCustomCall, "async"),
+        (responses_input.InputCustomCall, "async"),
     ),
-    (response_input_item_param.FunctionCallOutput, (responses_request.InputResult,)),
+    (response_input_item_param.FunctionCallOutput, (responses_input.InputResult,)),
     (
         openai_responses.ResponseCustomToolCallOutputParam,
-        (responses_request.InputCustomResult,),
+        (responses_input.InputCustomResult,),
     ),
-    (response_input_item_param.ItemReference, (responses_request.ItemReference,)),
-    (openai_responses.ResponseReasoningItemParam, (responses_request.InputReasoning,)),
+    (response_input_item_param.ItemReference, (responses_input.ItemReference,)),
+    (openai_responses.ResponseReasoningItemParam, (responses_input.InputReasoning,)),
 ]
 
 

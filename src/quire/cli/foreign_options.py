@@ -243,9 +243,9 @@ class _Rewriter:
             self.words.append(shown)
         elif name in DEFAULTS and self._has_defaults(own):  # as llama-server takes them
             if value is not None:
-                from quire.cli.request_defaults import default_member  # usually not needed
+                from quire.cli.request_defaults import default_value  # usually not needed
 
-                default_member(flag, name, shown)
+                default_value(flag, name, shown)
                 self.words.append(f"{GENERATION_CONFIG}.{DEFAULTS[name]}={shown}")
         elif name in _OF_OTHERS:
             self.notices.append(f"{flag} has no effect: {_OF_OTHERS[name]}")

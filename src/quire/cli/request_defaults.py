@@ -10,23 +10,21 @@ import json
 from typing import Any
 
 from quire.cli.dotted_options import member_value
-from quire.compat.name_homes import DEFAULTS
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ConfigError, InvalidRequestError
 
 
-def default_member(given_as: str, name: str, value: Any) -> dict[str, Any]:
-    """A sampling param as a member of a generation config.
+def default_value(given_as: str, name: str, value: Any) -> Any:
+    """The value of a sampling param, which may be as it is written; None asks for nothing.
 
-    given_as: its name in the error. value: may be as it is written; None asks for nothing. Raises
-    ConfigError for what no request could have.
+    given_as: its name in the error. Raises ConfigError for what no request could have.
     """
     value = member_value(value) if isinstance(value, str) else value
     try:
         SamplingParams(**({} if value is None else {name: value}))
     except InvalidRequestError as error:
         raise ConfigError(f"{given_as}{str(error).removeprefix(name)}") from None
-    return {DEFAULTS[name]: value}
+    return value
 
 
 def joined_configs(lower: str, upper: str) -> str:

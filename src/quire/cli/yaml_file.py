@@ -149,23 +149,16 @@ class YamlFile:
         self.notices += [self._in_its_names(text, key.start_mark) for text in notices]
         for own_name, item in own.items():
             if own_name in defaults and own_name not in known:
-                from quire.cli.request_defaults import default_member  # usually not needed
+                from quire.cli.request_defaults import default_value  # usually not needed
 
-                (own[own_name],) = default_member(written, own_name, item).values()
+                own[own_name] = default_value(written, own_name, item)
                 continue
             if own_name not in known:
                 if isinstance(value, dict):
                     text = f"{written[:64]} is not an option; write what it holds beside it"
                     raise ConfigError(text)
-                names = [*others, *known]
-                near = nearest_name(own_name, names)
-                hint = (
-                    f"did you mean {near}?"
-                    if near
-                    else "leave it out; `quire serve --help` lists all"
-                )
                 home = _home(own_name, written, item, known)
-                raise ConfigError(home or f"unknown option {written[:64]}; {hint}")
+                raise ConfigError(home or _unknown(own_name, written, [*others, *known]))
             option = known[own_name]
             is_switched = option.kind is bool and isinstance(item, bool)  # perhaps the other way
             if same_setting(item, value) and not is_switched:  # named as in the file
@@ -206,6 +199,12 @@ def _of_flag(name: str, value: Any, known: Mapping[str, Option]) -> tuple[str, A
     if row is None or (is_negative and not isinstance(value, bool)):
         return name, value
     return row.name, not value if is_negative else value
+
+
+def _unknown(name: str, written: str, names: Sequence[str]) -> str:
+    near = nearest_name(name, names)
+    hint = f"did you mean {near}?" if near else "leave it out; `quire serve --help` lists all"
+    return f"unknown option {written[:64]}; {hint}"
 
 
 def _join_defaults(found: dict[str, Given]) -> None:

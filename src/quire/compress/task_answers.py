@@ -6,13 +6,15 @@ after those before it: so one forward pass over question and answer counts exact
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.compress.text_samples import json_entries
 from quire.errors import CheckpointError, ConfigError, InvalidRequestError
 from quire.input_file import read_text
-from quire.model_folder import BUNDLED_FOLDER, check_regular, parse_json
+from quire.model_folder import BUNDLED_FOLDER, check_regular
 from quire.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -71,20 +73,12 @@ def count_right(tasks: list[Task], best: list[Tensor]) -> int:
     )
 
 
-def _values(path: Path) -> list[tuple[str, Any]]:
-    """The values of a file, each with where it stands."""
+def _values(path: Path) -> Iterator[tuple[str, Any]]:
+    """The values of a file, each with where it stands. Raises ConfigError."""
     try:
         check_regular(path)  # a pipe or device might never end
-        text = read_text(str(path), _MOST_BYTES)
-        if not text.lstrip().startswith("["):
-            return _lines(text)
-        return [(f"object {i}", value) for i, value in enumerate(parse_json(text.encode()), 1)]
+        return json_entries(read_text(str(path), _MOST_BYTES))
     except (OSError, ValueError, CheckpointError) as error:
         raise ConfigError(
             f"tasks: {path} cannot be read as JSON ({error}); name a file with {_OBJECTS}"
         ) from error
-
-
-def _lines(text: str) -> list[tuple[str, Any]]:
-    lines = [(f"line {i}", line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
-    return [(where, parse_json(line.encode())) for where, line in lines]

@@ -20,6 +20,7 @@ from quire.tokenizer.tokenizer import Tokenizer
 DEFAULT_TEXT = BUNDLED_FOLDER / "calibration.jsonl"
 _HELD_OUT = 5  # one of so many windows is left for verification
 _MOST_CHARACTERS = 64 << 20  # of a file that are read
+_SPACE = "\ufeff \t\r\n"  # before JSON
 
 Windows = list[list[int]]
 
@@ -99,19 +100,31 @@ def _entries(text: str, source: Path) -> Iterator[tuple[str, Any]] | None:
     Also where the file's name does not say it: braces and quotes are not the text of a model's use.
     Raises ConfigError.
     """
-    name, begin = source.name.lower().removesuffix(".gz"), text.lstrip("\ufeff \t\r\n")
+    name, begin = source.name.lower().removesuffix(".gz"), text.lstrip(_SPACE)
     is_named = name.endswith((".jsonl", ".json", parquet_text.ENDING))
-    if begin.startswith("["):
-        if isinstance(values := _parsed(text), list):
-            return ((f"object {number}", value) for number, value in enumerate(values, 1))
-        if is_named:
-            raise ConfigError(
-                f"calibration: {source} is not a JSON list, or is longer than "
-                f"{_MOST_CHARACTERS >> 20} Mi characters; write its objects as JSON lines"
-            )
-    first = _parsed(begin.partition("\n")[0])
-    if not is_named and not (isinstance(first, dict) and first.keys() & {"text", "messages"}):
-        return None
+    if not (is_named or begin.startswith("[")):
+        first = _parsed(begin.partition("\n")[0])
+        if not isinstance(first, dict) or not first.keys() & {"text", "messages"}:
+            return None
+    try:
+        return json_entries(text)
+    except ValueError:
+        if not is_named:
+            return None
+        raise ConfigError(
+            f"calibration: {source} is not a JSON list, or is longer than "
+            f"{_MOST_CHARACTERS >> 20} Mi characters; write its objects as JSON lines"
+        ) from None
+
+
+def json_entries(text: str) -> Iterator[tuple[str, Any]]:
+    """The values of a JSON list or of JSON lines, each with where it is; None for what is none.
+
+    Raises ValueError for a list that is none.
+    """
+    if text.lstrip(_SPACE).startswith("["):
+        values = parse_json(text.encode())
+        return ((f"object {number}", value) for number, value in enumerate(values, 1))
     lines = ((n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip())
     return ((f"line {number}", _parsed(line)) for number, line in lines)
 

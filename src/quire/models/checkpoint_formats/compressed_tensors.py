@@ -123,10 +123,11 @@ def _layout(group: ConfigFile, stored_as: str) -> StoredLinear | None:
     match kind, bits, strategy:
         case "float", 8, "tensor" | "channel" if symmetric and not packed:
             return Fp8Linear(where, "weight_scale", None, strategy, rounds)
-        case "float", 8, "block" | "group" if symmetric and not packed:
-            is_block = strategy == "block"
-            block = read_block(weights, "block_structure") if is_block else (1, abs(size))
+        case "float", 8, "block" if symmetric and not packed:
+            block = read_block(weights, "block_structure")
             return Fp8Linear(where, "weight_scale", block, rounds=rounds)
+        case "float", 8, "group" if symmetric and not packed and size > 0:
+            return Fp8Linear(where, "weight_scale", (1, size), rounds=rounds)
         case "int", 8, "tensor" | "channel" if symmetric and not packed:
             return Int8Linear(where, rounds, strategy)
         case "int", _, "group" | "channel" if bits in _BITS and stored_as in _IN_BYTES:

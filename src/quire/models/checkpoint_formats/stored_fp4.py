@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import (
+    LARGEST_EXPONENT,
     StoredLinear,
     StoredTensor,
     check_exponents,
@@ -105,8 +106,8 @@ class Nvfp4Linear(StoredLinear):
         from quire.kernels.torch_dtypes import torch_dtype
 
         codes, whole = tensors[self.codes], tensors[self.whole].reshape(())
-        if not float(whole) > 0.0:
-            raise ValueError(f"its {self.whole} is not above zero; download the file again")
+        if not float(whole) >= 2.0**-LARGEST_EXPONENT:  # numbers divided by it might overflow
+            raise ValueError(f"its {self.whole} is 0 or too small; download the file again")
         n, k = len(codes), codes.shape[1] * 2
         values = torch.tensor(Mxfp4.numbers, device=codes.device)
         out = torch.empty(n, k, dtype=torch_dtype(dtype), device=codes.device)

@@ -37,10 +37,10 @@ _REST = 19.0  # seconds without work for each of it, so that nothing else waits 
 
 TensorBytes = Mapping[str, memoryview]  # by the name of the tensor
 Kinds = Mapping[str, tuple[str, Sequence[int]]]  # type, as the format names it, and shape, by name
+Formats = Mapping[str, Description]  # by the name of the module that has the weight
+
 # a sentence on what is wrong with weights that this process has mapped, as it is found, by file
 faults: dict[Path, str] = {}
-
-Formats = Mapping[str, Description]  # by the name of the module that has the weight
 
 
 class StoredArrays(msgspec.Struct, frozen=True):

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
 from typing import Any
 
 import httpx2
+import msgspec
 import openai
 import pytest
 from asgi_client import JSON, Reply, call
@@ -21,6 +24,9 @@ from openai.types.responses import (
 )
 from starlette.applications import Starlette
 
+from quire.server.api.openai.response_items import stored_items
+from quire.server.api.openai.response_store import ResponseStore, StoredResponse
+from quire.server.api.openai.responses_request import ResponsesRequest
 from quire.server.app import build_app
 from quire.server.settings import ServerSettings
 
@@ -128,6 +134,15 @@ def test_a_custom_tool_can_be_chosen() -> None:
     assert other.error["param"] == "tool_choice.name"
 
 
+def test_tools_of_namespaces_are_counted_one_by_one() -> None:
+    app, _ = app_of("close", "{}")
+    tools = [{"type": "function", "name": f"f{index}"} for index in range(65)]
+    spaces = [{"type": "namespace", "name": name, "tools": tools} for name in "ab"]
+    reply = ask(app, tools=spaces)
+    assert (reply.status, reply.error["param"]) == (400, "tools")
+    assert reply.error["message"] == "tools: must have at most 128 tools, not 130"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_items_of_stored_responses_are_referred_to(app: Starlette, stream: bool) -> None:
     first = ask(app).json()
@@ -164,6 +179,45 @@ def test_references_have_a_bound_in_bytes(engine: FakeEngine) -> None:
     reply = ask(app, input=[{"type": "item_reference", "id": item["id"]}] * 100)
     assert (reply.status, reply.error["param"]) == (400, "input")
     assert reply.error["message"].endswith("have more than 4096 bytes in all; send fewer")
+
+
+def test_many_references_to_a_long_response_take_no_time() -> None:
+    """Each once decoded all items before its own."""
+    store = ResponseStore(None, 8 << 20)
+    part = {"type": "reasoning_text", "text": "a" * 1000}
+    items = [
+        {"type": "reasoning", "id": "rs_0_0", "content": [part] * 4000},
+        {"type": "function_call", "id": "fc_0_1", "call_id": "0", "name": "f", "arguments": "{}"},
+    ]
+    reply = json.dumps({"output": items, "status": "completed"}).encode()
+    assert store.put("resp_0", "", StoredResponse(reply, b"[]"))
+    reference = msgspec.Raw(b'{"type": "item_reference", "id": "fc_0_1"}')
+    request = ResponsesRequest(input=[reference] * 4000)
+    begin = time.process_time()
+    stored_items(store, request, "")
+    assert time.process_time() - begin < 1
+    assert isinstance(request.input, list)
+    assert {json.loads(bytes(item))["type"] for item in request.input} == {"function_call"}
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens"])
+def test_stored_responses_are_read_in_a_thread(
+    path: str, app: Starlette, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may have megabytes, which others would wait for."""
+    readers, get = [], ResponseStore.get
+
+    def traced(*args: Any) -> Any:
+        readers.append(threading.current_thread())
+        return get(*args)
+
+    first = ask(app).json()
+    monkeypatch.setattr(ResponseStore, "get", traced)
+    reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+    body = {"input": [reference], "previous_response_id": first["id"]}
+    assert call(app, path, body).status == 200
+    assert len(readers) == 2
+    assert threading.main_thread() not in readers
 
 
 def test_a_references_type_may_have_escapes(app: Starlette) -> None:

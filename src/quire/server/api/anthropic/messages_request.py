@@ -135,9 +135,8 @@ class MessagesToolChoice(Strict):
 class Thinking(Strict):
     """The field `thinking`: whether to reason, if the model's chat template can switch it.
 
-    budget_tokens: with the type enabled, else at most 0; tokens of reasoning after which its end is
-    forced, where the model marks its reasoning; -1: no limit. display: omitted leaves the reasoning
-    out.
+    budget_tokens: with the type enabled, else 0; tokens of reasoning after which its end is forced,
+    where the model marks its reasoning; -1: no limit. display: omitted leaves the reasoning out.
     """
 
     variants = (

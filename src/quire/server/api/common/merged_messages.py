@@ -1,7 +1,7 @@
 """Conversations for chat templates that refuse the order of their messages.
 
-Agents send several messages of one role in a row, and system messages between others. The templates
-of Mistral, Llama 2 and Gemma refuse that, and Gemma's any system message.
+Agents send several messages of the user in a row, and system messages between others. The
+templates of Mistral, Llama 2 and Gemma refuse that, and Gemma's any system message.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from quire.errors import TemplateRefusalError
 
 _INSTRUCTING = ("system", "developer")
 NOTE = (
-    "messages: the chat template refuses them as they are; system messages behind the first are"
-    " the user's, and messages of one role in a row are one"
+    "messages: the chat template refuses them as they are; system messages at the start are one,"
+    " later ones are the user's, and messages of the user in a row are one"
 )
-NOTE_WITHOUT_SYSTEM = f"{NOTE}; the first system message is in front of the user's"
+NOTE_WITHOUT_SYSTEM = f"{NOTE}; the system message is in front of the user's"
 
 ChatMessage = dict[str, Any]  # as chat templates read it
 

@@ -64,11 +64,12 @@ class GenerationRoute(msgspec.Struct, Generic[T], frozen=True):
 class LightRoute(msgspec.Struct, frozen=True):
     """A route that reads a body and a model's tokenizer, and runs no model.
 
-    reply: also gets the request's tenant if needs_tenant.
+    reply: also gets the request's tenant if needs_tenant. in_thread: whether it runs in a thread.
     """
 
     entry: OpenApiEntry
     reply: Callable[..., LightReply]
+    in_thread: Callable[[bytes], bool] = is_large
     needs_tenant: bool = False
 
 
@@ -193,7 +194,7 @@ class _LightApp(_App[LightRoute]):
             found = self._route.reply(body, self._models, *own)
             return msgspec.json.encode(found.body), found.no_effect
 
-        if not is_large(body):
+        if not self._route.in_thread(body):
             with suppress(TooLongError), hurry():
                 return reply()
         return await self._gate.light_threads.run(caller, reply)

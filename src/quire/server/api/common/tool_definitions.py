@@ -190,6 +190,8 @@ def _named(tools: Sequence[Tool], names: Sequence[str], field: str) -> list[Tool
 
 
 def _check_tools(tools: Sequence[Tool]) -> None:
+    if len(tools) > MAX_TOOLS:  # of namespaces
+        raise invalid_value("tools", f"must have at most {MAX_TOOLS} tools, not {len(tools)}")
     names = set[str]()
     for index, tool in enumerate(tools):
         where, function = f"tools[{index}]", tool.function

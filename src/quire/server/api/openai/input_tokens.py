@@ -9,7 +9,7 @@ import msgspec
 from quire.server.api.common import chat_request, conversation, route_rules
 from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.model_route import LightReply, LightRoute
-from quire.server.api.openai.response_items import stored_items
+from quire.server.api.openai.response_items import is_long, stored_items
 from quire.server.api.openai.response_store import ResponseStore
 from quire.server.api.openai.responses_request import ResponsesRequest
 from quire.server.api.openai.responses_to_chat import NAMES, to_chat
@@ -64,7 +64,7 @@ CHAT_ROUTE = LightRoute(
 
 def responses_route(store: ResponseStore) -> LightRoute:
     """The route that counts the tokens of a response's input. store: of earlier turns."""
-    return LightRoute(_RESPONSES_ENTRY, partial(count_response, store), needs_tenant=True)
+    return LightRoute(_RESPONSES_ENTRY, partial(count_response, store), is_long, needs_tenant=True)
 
 
 _RESPONSES_ENTRY = PostEntry(

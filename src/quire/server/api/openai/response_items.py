@@ -9,9 +9,11 @@ import msgspec
 
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.api.common.chat_request import MAX_MESSAGES
+from quire.server.api.common.model_route import is_large
 from quire.server.api.openai.response_store import ResponseStore, StoredResponse
+from quire.server.api.openai.responses_input import ItemReference, read_item
 from quire.server.api.openai.responses_reply import Response
-from quire.server.api.openai.responses_request import ItemReference, ResponsesRequest, read_item
+from quire.server.api.openai.responses_request import ResponsesRequest
 from quire.server.http.request_record import new_id
 
 _PREFIXES = {
@@ -46,6 +48,13 @@ _output_decoder = msgspec.json.Decoder(_Output)
 _encoder = msgspec.json.Encoder()
 
 
+def is_long(body: bytes) -> bool:
+    """Whether a body is large or may go on with stored responses, which may be large."""
+    # a name may be escaped, as in "\u0070revious_response_id"
+    names = (b"previous_response_id", b"item_reference", b"\\u00")
+    return is_large(body) or any(name in body for name in names)
+
+
 def output_item_id(prefix: str, response_id: str, index: int) -> str:
     """The id of an item of a response's output, by which that response is found."""
     return f"{prefix}_{response_id.removeprefix(_RESPONSE)}_{index}"
@@ -65,7 +74,7 @@ def _resolve_references(store: ResponseStore, request: ResponsesRequest, tenant:
     """Put the items of stored responses in the places of references; returns their bytes."""
     if isinstance(items := request.input, str):
         return 0
-    found, num_bytes = dict[str, list[msgspec.Raw]](), 0
+    found, num_bytes = dict[str, dict[str, msgspec.Raw]](), 0
     for index, raw in enumerate(items):
         data = bytes(raw)
         if b"item_reference" not in data and b"\\u00" not in data:  # which may be letters of it
@@ -81,17 +90,21 @@ def _resolve_references(store: ResponseStore, request: ResponsesRequest, tenant:
 
 
 def _referred(
-    store: ResponseStore, item_id: str, tenant: str, found: dict[str, list[msgspec.Raw]], where: str
+    store: ResponseStore,
+    item_id: str,
+    tenant: str,
+    found: dict[str, dict[str, msgspec.Raw]],
+    where: str,
 ) -> msgspec.Raw:
-    """The item with this id. found: is filled with the outputs of responses."""
+    """The item with this id. found: is filled with the items of responses, by their ids."""
     response_id = _RESPONSE + item_id.partition("_")[2].rpartition("_")[0]
     if response_id not in found:
         stored = store.get(response_id, tenant)
         output = _output_decoder.decode(stored.reply).output if stored is not None else []
-        found[response_id] = [_encoded(_decoded(item)) for item in output]
-    for item in found[response_id]:
-        if msgspec.json.decode(item)["id"] == item_id:
-            return item
+        items = map(_decoded, output)
+        found[response_id] = {item["id"]: _encoded(item) for item in items}
+    if (item := found[response_id].get(item_id)) is not None:
+        return item
     raise InvalidRequestError(
         f"{where}: Item with id '{item_id[:128]}' not found. Items are kept with responses whose"
         " `store` is not false; send the item itself.",

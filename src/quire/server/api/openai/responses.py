@@ -12,13 +12,13 @@ from starlette.types import Send
 from quire.errors import invalid_value
 from quire.server.api.common import conversation, route_rules
 from quire.server.api.common.micro_batch import Stages
-from quire.server.api.common.model_route import GenerationRoute, is_large
+from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.common.streaming import answer
 from quire.server.api.openai import responses_reply as replies
 from quire.server.api.openai import responses_request
 from quire.server.api.openai.background_responses import BackgroundWatch, answer_in_background
-from quire.server.api.openai.response_items import RUNNING, stored_items, stored_response
+from quire.server.api.openai.response_items import RUNNING, is_long, stored_items, stored_response
 from quire.server.api.openai.response_store import ResponseStore
 from quire.server.api.openai.responses_formatter import ResponsesFormatter
 from quire.server.api.openai.responses_request import ResponsesRequest
@@ -78,14 +78,7 @@ def _keep(
 def route(store: ResponseStore) -> GenerationRoute[ResponsesFormatter]:
     """The route, which keeps responses in the store."""
     run = partial(_answer, BackgroundWatch(store))
-    return GenerationRoute(_ENTRY, partial(prepare, store), run, _is_long, needs_tenant=True)
-
-
-def _is_long(data: bytes) -> bool:
-    """Whether a body is long or may go on with a stored conversation, which may be long."""
-    # a name may be escaped, as in "\u0070revious_response_id"
-    names = (b"previous_response_id", b"item_reference", b"\\u00")
-    return is_large(data) or any(name in data for name in names)
+    return GenerationRoute(_ENTRY, partial(prepare, store), run, is_long, needs_tenant=True)
 
 
 async def _answer(

@@ -12,134 +12,19 @@ import msgspec
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.api.common.chat_request import MAX_MESSAGES, ChatRequest, Metadata
 from quire.server.api.common.response_format import StructuralTag
-from quire.server.api.common.tool_definitions import MAX_TOOLS, DirectCaller, FunctionName
+from quire.server.api.common.tool_definitions import MAX_TOOLS
+from quire.server.api.openai.responses_input import InputItem
 from quire.server.api.openai.responses_tools import (
     TOOLS,
     CustomToolChoice,
     ResponsesAllowedTools,
     ResponsesToolChoice,
 )
-from quire.server.http import field_bounds, strict_json
+from quire.server.http import field_bounds
 from quire.server.http.field_bounds import ShortText
 from quire.server.http.request_body import RequestBody
 from quire.server.http.strict_json import Strict
 
-Status = Literal["in_progress", "completed", "incomplete"]
-
-
-class InputPart(Strict):
-    """A part of a message. annotations and logprobs: copied from an answer; without effect.
-
-    prompt_cache_breakpoint: without effect, as every prefix is cached.
-    """
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-    prompt_cache_breakpoint: dict[str, Any] | None = None
-
-
-class InputMessage(Strict, tag_field="type", tag="message"):
-    """A message. id, status and phase: copied from an answer; without effect."""
-
-    optional_tag = True
-    role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputPart]
-    id: ShortText | None = None
-    status: Status | None = None
-    phase: ShortText | None = None
-
-
-class InputCall(Strict, tag_field="type", tag="function_call"):
-    """A call that the assistant made earlier. namespace: of the tool."""
-
-    call_id: ShortText
-    name: FunctionName
-    arguments: str
-    namespace: FunctionName | None = None
-    caller: DirectCaller | None = None
-    id: ShortText | None = None
-    status: Status | None = None
-
-
-class InputCustomCall(Strict, tag_field="type", tag="custom_tool_call"):
-    """A call of a custom tool that the assistant made earlier. namespace: of the tool."""
-
-    call_id: ShortText
-    name: FunctionName
-    input: str
-    namespace: FunctionName | None = None
-    caller: DirectCaller | None = None
-    id: ShortText | None = None
-    status: Status | None = None
-
-
-class InputResult(Strict, tag_field="type", tag="function_call_output"):
-    """The result of a tool call, given back to the model."""
-
-    call_id: ShortText
-    output: str | list[InputPart]
-    name: ShortText | None = None
-    namespace: FunctionName | None = None
-    caller: DirectCaller | None = None
-    id: ShortText | None = None
-    status: Status | None = None
-
-
-class InputCustomResult(Strict, tag_field="type", tag="custom_tool_call_output"):
-    """The result of a custom tool's call, given back to the model."""
-
-    call_id: ShortText
-    output: str | list[InputPart]
-    name: ShortText | None = None
-    caller: DirectCaller | None = None
-    id: ShortText | None = None
-    status: Status | None = None
-
-
-class ItemReference(Strict, tag_field="type", tag="item_reference"):
-    """An item of a stored response's output."""
-
-    id: ShortText
-
-
-class ReasoningPart(Strict):
-    """A part of the reasoning."""
-
-    type: Literal["reasoning_text"]
-    text: str
-
-
-class SummaryPart(Strict):
-    """A part of a summary of the reasoning."""
-
-    type: Literal["summary_text"]
-    text: str
-
-
-class InputReasoning(Strict, tag_field="type", tag="reasoning"):
-    """The assistant's earlier reasoning. That of another service may have only a summary.
-
-    encrypted_content: what only that service can read; without effect.
-    """
-
-    summary: list[SummaryPart] = msgspec.field(default_factory=list)
-    content: list[ReasoningPart] | None = None
-    encrypted_content: str | None = None
-    id: ShortText | None = None
-    status: Status | None = None
-
-
-InputItem = (
-    InputMessage
-    | InputCall
-    | InputCustomCall
-    | InputResult
-    | InputCustomResult
-    | InputReasoning
-    | ItemReference
-)
 _ItemList = msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)
 
 
@@ -295,8 +180,6 @@ AS_IN_CHATS = tuple(
 )
 LOGPROBS = "message.output_text.logprobs"  # a value of include
 
-_item_decoder: msgspec.json.Decoder[InputItem] = msgspec.json.Decoder(InputItem)
-
 
 def check_background(request: ResponsesRequest) -> None:
     """Refuse what does not go with `background`. Raises InvalidRequestError."""
@@ -306,11 +189,3 @@ def check_background(request: ResponsesRequest) -> None:
     if request.background and request.stream:
         problem = "its answer is not streamed; set stream to false, and ask for the response by id"
         raise invalid_value("background", problem)
-
-
-def read_item(raw: msgspec.Raw, where: str) -> InputItem:
-    """Decode an input item; one without a type is a message. Raises InvalidRequestError."""
-    data = bytes(raw)
-    if data.startswith(b"{") and (names := strict_json.read_names(data)) and "type" not in names:
-        data = b'{"type":"message",' + data[1:]
-    return strict_json.decode(data, _item_decoder, path=where)

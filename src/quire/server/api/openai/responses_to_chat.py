@@ -20,10 +20,7 @@ from quire.server.api.common.tool_definitions import (
     ToolChoice,
     ToolReference,
 )
-from quire.server.api.openai.responses_request import (
-    AS_IN_CHATS,
-    FORMAT_FIELDS,
-    LOGPROBS,
+from quire.server.api.openai.responses_input import (
     InputCall,
     InputCustomCall,
     InputCustomResult,
@@ -32,10 +29,15 @@ from quire.server.api.openai.responses_request import (
     InputPart,
     InputReasoning,
     InputResult,
+    read_item,
+)
+from quire.server.api.openai.responses_request import (
+    AS_IN_CHATS,
+    FORMAT_FIELDS,
+    LOGPROBS,
     Reasoning,
     ResponsesRequest,
     TextFormat,
-    read_item,
 )
 from quire.server.api.openai.responses_tools import (
     CalledTool,

@@ -132,7 +132,7 @@ def read_tools(found: Sequence[msgspec.Raw]) -> ResponsesTools:
                 called[function.function.name] = target
             paths[f"tools[{len(functions)}]"] = path
             functions.append(function)
-    moved = {name: path for name, path in reversed(paths.items()) if name != path}
+    moved = {name: path for name, path in paths.items() if name != path}
     notes = [
         f"tools of type {kind[:64]!r} have no effect: clients run the tools"
         for kind in dict.fromkeys(kinds)
