@@ -178,6 +178,7 @@ def test_an_engine_is_started_later_where_the_system_has_no_process_for_it(
     replies: list[type[Mortal] | None] = [None] if is_first else [Mortal, *[None] * 9, Mortal]
 
     async def spawn(_module: str, first: StartEngine, **_: object) -> Mortal:
+        assert first.num_restarts == (not is_first and len(replies) < 11)  # one has died
         if (kind := replies.pop(0)) is None:
             raise SpawnError("no process can be started")
         return kind(first, num_steps=1, seconds=0.0 if replies else 60.0)
