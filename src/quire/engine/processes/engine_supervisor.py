@@ -90,6 +90,7 @@ class EngineSupervisor:
             try:
                 was_useful, is_outside = await self._run_once()
                 deaths.add(was_steady=was_useful)
+                self.num_restarts += 1
             except SpawnError as error:
                 if not self.started.done():
                     raise
@@ -106,7 +107,6 @@ class EngineSupervisor:
             self._on_change(down)
             if not will_return:
                 raise EngineError(why)
-            self.num_restarts += 1
             await asyncio.sleep(deaths.pause)
 
     async def _run_once(self) -> tuple[bool, bool]:
