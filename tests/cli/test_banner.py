@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from quire.cli.banner import key_in_shell, ready_text
+from quire.cli.banner import (
+    CHAT,
+    COMPLETION,
+    TOKEN_IDS,
+    example_request,
+    key_in_shell,
+    ready_text,
+)
 from quire.config import EngineConfig
 from quire.core.request_limits import RequestLimits
 from quire.engine.core.engine_info import EngineInfo
@@ -80,9 +87,26 @@ def test_no_key_is_shown(settings: dict[str, Any], expected: str) -> None:
 
 
 def test_the_example_is_no_chat_where_the_model_has_no_template() -> None:
-    text = ready_text([], {"m": ""}, "http://127.0.0.1:1", 2.0, key="", chats=False)
+    text = ready_text([], {"m": ""}, "http://127.0.0.1:1", 2.0, key="", example=COMPLETION)
     assert "curl http://127.0.0.1:1/v1/completions -H" in text
     assert """-d '{"prompt": "Once upon a time"}'""" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, CHAT), ({"tokenizer": "bare"}, COMPLETION), ({"skip_tokenizer_init": True}, TOKEN_IDS)],
+)
+def test_the_model_can_answer_the_example(
+    options: dict[str, Any],
+    expected: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "tokenizer.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    config = EngineConfig.from_options(model="quire-tiny", **options)
+    assert example_request(config) == expected
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,25 @@ def test_what_cannot_be_done_is_refused(options: str, message: str, tmp_path: Pa
     with pytest.raises(ConfigError, match=message):
         quantize.run(["quire-tiny", *TEXT, *options.split(), *out, "--no-verify"])
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("int8 --format awq", "--format: method int8 has its own; leave it out"),
+        ("awq --format awq --symmetric", "--symmetric: such .* AWQ's format; use --format gptq"),
+        ("awq+gptq --act-order group", "--act-order 'group' is in GPTQ's format .* --format gptq"),
+        ("int8 --no-symmetric", "--symmetric is needed by method int8; leave the option out"),
+        ("rtn --double-quantization", "--double-quantization does nothing with|is for method nf4"),
+        ("gptq --damping 2", "--damping must be above 0 and below 1, not 2.0"),
+    ],
+)
+def test_options_are_refused_by_the_names_that_they_have(
+    options: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["quantize", "quire-tiny", "--method", *options.split(), "--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    assert re.search(f"^error: {said}", capsys.readouterr().err)
 
 
 def test_a_stopped_run_says_how_it_continues(

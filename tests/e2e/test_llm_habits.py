@@ -494,6 +494,8 @@ def test_tokens_in_and_tokens_out(llm: LLM) -> None:
             bare.generate([ids], params, use_tqdm=False)
     with pytest.raises(InvalidRequestError, match=r"^prompt: this engine has no tokenizer; use"):
         bare.generate("text", use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match=r"^messages: this engine has no tokenizer; use"):
+        bare.chat([{"role": "user", "content": "text"}], use_tqdm=False)
 
 
 def test_arguments_of_other_engines(llm: LLM) -> None:

@@ -94,6 +94,19 @@ def test_huge_claims_cost_nothing(tmp_path: Path) -> None:
     assert time.process_time() - begin < 1.0
 
 
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (56, r"at byte 16: 56 tensors are to follow, but only \d+ bytes do; download"),
+        (2**40, r"at byte 16: it says that there are 1,099,511,627,776 tensors, more than 1\S+;"),
+    ],
+)
+def test_a_count_that_cannot_be_says_why(tmp_path: Path, count: int, said: str) -> None:
+    start = b"GGUF" + struct.pack("<I", 3) + struct.pack("<Q", count)
+    with pytest.raises(CheckpointError, match=said):
+        read(tmp_path, start + bytes(100))
+
+
 def test_tensors_may_not_overlap(tmp_path: Path) -> None:
     twice = header_bytes(METADATA, {"a": ("F32", (64,)), "b": ("F32", (64,))})
     wrong = twice[: twice.rindex(struct.pack("<IQ", 0, 256))]

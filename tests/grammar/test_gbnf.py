@@ -244,7 +244,7 @@ def test_a_costly_grammar_costs_little(grammar: str, has_terminals: bool) -> Non
         ('a ::= "x"', "it has no rule root; add it"),
         ("root ::= a", "it has no rule a; add it"),
         ('root ::= "a', "line 1: what GBNF does not know at"),
-        ('root ::=\n  ("a"', r"line 2: \) is missing at ''"),
+        ('root ::=\n  ("a"', r"line 2: \) is missing at the end"),
         ('root ::= "a")', r"line 1: a rule, such as root ::= \.\.\. is missing at '\)'"),
         ('root ::= "\\q"', "line 1: an unknown escape at"),
         ('root ::= "\\ud800"', "line 1: no character at"),

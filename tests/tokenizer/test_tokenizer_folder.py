@@ -12,7 +12,9 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
+from quire.config import EngineConfig
 from quire.errors import CheckpointError
+from quire.tokenizer.load_tokenizer import check_tokenizer, load_tokenizer
 from quire.tokenizer.tokenizer import Tokenizer
 
 WriteFolder = Callable[..., Path]
@@ -24,8 +26,19 @@ def test_no_folder(tmp_path: Path) -> None:
 
 
 def test_no_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json: it does not exist; copy it"):
+    with pytest.raises(CheckpointError, match=r"exist; copy it from the model's page$"):
         Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("load", [check_tokenizer, load_tokenizer])
+def test_no_tokenizer_for_an_engine_which_has_settings(
+    tmp_path: Path, load: Callable[[EngineConfig], object]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    config = EngineConfig.from_options(model="quire-tiny", tokenizer=str(tmp_path))
+    fix = "copy it .*, or run the model with tokenizer='FOLDER', or with skip_tokenizer_init"
+    with pytest.raises(CheckpointError, match=fix):
+        load(config)
 
 
 def test_only_a_sentencepiece_model(tmp_path: Path) -> None:

@@ -5,13 +5,24 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
+from quire.config import EngineConfig
 from quire.engine.core.engine_info import EngineInfo
 from quire.server.settings import ServerSettings
 from quire.version import __version__
 
 # paths and bodies of example requests
-_CHAT = "/v1/chat/completions", '{"messages": [{"role": "user", "content": "hello"}]}'
-_COMPLETION = "/v1/completions", '{"prompt": "Once upon a time"}'
+CHAT = "/v1/chat/completions", '{"messages": [{"role": "user", "content": "hello"}]}'
+COMPLETION = "/v1/completions", '{"prompt": "Once upon a time"}'
+TOKEN_IDS = "/v1/completions", '{"prompt": [1, 2, 3], "return_token_ids": true}'
+
+
+def example_request(config: EngineConfig) -> tuple[str, str]:
+    """The path and body of a request that a model with these settings can answer."""
+    from quire.tokenizer.load_tokenizer import has_chat_template  # not while processes start
+
+    if config.model.skip_tokenizer_init:
+        return TOKEN_IDS
+    return CHAT if has_chat_template(config) else COMPLETION
 
 
 def ready_text(
@@ -22,20 +33,19 @@ def ready_text(
     *,
     key: str,
     admin: str = "",
-    chats: bool = True,
+    example: tuple[str, str] = CHAT,
 ) -> str:
     """The whole text.
 
     url: of `base_url`. on_demand: the models that are not loaded yet, and for now why they cannot
     be, or "". key: of `key_in_shell`.
-    admin: where the admin endpoints are, if anywhere. chats: whether the first model has a chat
-    template; without one the example is a text to continue.
+    admin: where the admin endpoints are, if anywhere. example: of `example_request`.
     """
     auth = f' -H "Authorization: Bearer {key}"' if key else ""
     is_unix = url.startswith("unix:")
     socket = shlex.quote(url.removeprefix("unix:"))
     base = f"--unix-socket {socket} http://localhost" if is_unix else url
-    path, body = _CHAT if chats else _COMPLETION
+    path, body = example
     spent = infos[0].seconds if len(infos) == 1 else {}
     if spent:
         spent = {"processes": max(0.0, seconds - sum(spent.values()))} | spent

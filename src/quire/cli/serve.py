@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from quire.cli.banner import key_in_shell, ready_text
+from quire.cli.banner import CHAT, example_request, key_in_shell, ready_text
 from quire.cli.models_file import OPTIONS, ConfigFile
 from quire.cli.open_file_limit import raise_open_file_limit
 from quire.cli.options import (
@@ -257,10 +257,13 @@ async def _serve(
             statuses = fleet.statuses()
             waiting = {each.name: each.failure for each in statuses if not each.at_start}
             is_refused = bool(waiting.get(plans[0].name))
-            chats = is_refused or await asyncio.to_thread(_has_chats, plans[0].config)
+            config = plans[0].config
+            example = CHAT if is_refused else await asyncio.to_thread(example_request, config)
             seconds, admin_url = time.monotonic() - begin, admin_address(admin) if admin else ""
             url = base_url(listeners[0])
-            text = ready_text(infos, waiting, url, seconds, key=key, admin=admin_url, chats=chats)
+            text = ready_text(
+                infos, waiting, url, seconds, key=key, admin=admin_url, example=example
+            )
             print(text, flush=True)
             for listener in listeners[1:]:
                 print(f"also at {base_url(listener)}", flush=True)
@@ -280,12 +283,6 @@ def _ending_signals() -> list[signal.Signals]:
     """Those that end a server. A terminal that is closed sends SIGHUP, which nohup has ignored."""
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM] + [signal.SIGHUP] * (not is_ignored)
-
-
-def _has_chats(config: EngineConfig) -> bool:
-    from quire.tokenizer.load_tokenizer import has_chat_template  # not while processes start
-
-    return has_chat_template(config)
 
 
 async def _until_signal(

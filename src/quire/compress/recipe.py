@@ -118,12 +118,12 @@ class Recipe:
                 listed = ", ".join(filter(None, known))
                 raise ConfigError(f"{name} must be one of {listed}, not {value!r}")
         if self.format is not None and not method.has_groups:
-            raise ConfigError(f"format cannot be chosen with method {self.method}; leave it out")
+            raise ConfigError(f"format: method {self.method} has its own; leave it out")
         packing = self.packing
         if packing == "awq" and self.symmetric:
-            raise ConfigError("symmetric codes are not in AWQ's format; use --format gptq")
+            raise ConfigError("symmetric: such codes are not in AWQ's format; use format='gptq'")
         if packing != "gptq" and self.act_order == "group":
-            raise ConfigError("act_order group is in GPTQ's format alone; use --format gptq")
+            raise ConfigError("act_order 'group' is in GPTQ's format alone; use format='gptq'")
         if not method.has_groups and self.symmetric is False:
             raise ConfigError(f"symmetric is needed by method {self.method}; leave the option out")
         if self.double_quantization and packing != "nf4":

@@ -52,8 +52,11 @@ class HeaderReader:
     def count(self, least: int, most: int, what: str) -> int:
         """The number of entries that follow, each of at least this many bytes."""
         found = int(self.number("Q"))
-        if found > min(most, (self._limit - self.at) // least):
-            raise self.damaged(f"it says that there are {found:,} {what}")
+        left = self._limit - self.at
+        if found > most:
+            raise self.damaged(f"it says that there are {found:,} {what}, more than {most:,}")
+        if found * least > left:
+            raise self.damaged(f"{found:,} {what} are to follow, but only {left:,} bytes do")
         return found
 
     def name(self) -> str:

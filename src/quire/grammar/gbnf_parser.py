@@ -113,8 +113,8 @@ class _Parser:
 
     def _wrong(self, problem: str, at: int) -> OverBoundsError:
         line = self._text.count("\n", 0, at) + 1
-        shown = self._text[at : at + 20]
-        return OverBoundsError(f"must be a GBNF grammar: line {line}: {problem} at {shown!r}")
+        where = f"at {self._text[at : at + 20]!r}" if at < len(self._text) else "at the end"
+        return OverBoundsError(f"must be a GBNF grammar: line {line}: {problem} {where}")
 
     def take(self, kind: str, wanted: str) -> str:
         """The next token, which has to be of this kind."""

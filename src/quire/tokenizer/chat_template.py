@@ -23,6 +23,7 @@ from quire.tokenizer.conversation_input import (
     plain,
     prepare_messages,
     prepare_tools,
+    tools_not_read,
 )
 from quire.tokenizer.template_metering import MeteredContext
 from quire.tokenizer.template_sandbox import Sandbox
@@ -94,8 +95,7 @@ class ChatTemplate:
             kind = type(add_generation_prompt).__name__
             raise invalid_value("add_generation_prompt", f"must be True or False, not {kind}")
         if tools and "tools" not in self.variables:
-            problem = "this model's chat template has no place for them; remove them"
-            raise invalid_value("tools", problem)
+            raise tools_not_read()
         prepared = prepare_messages(messages, map_text, self._names)
         if "tool_calls" not in self._names:
             _refuse_calls(prepared)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
-from quire.errors import invalid_value
+from quire.errors import InvalidRequestError, invalid_value
 from quire.options import nearest_name
 
 TALKING_ROLES = ("system", "developer", "user", "assistant")
@@ -203,6 +203,12 @@ def prepare_tools(tools: Any, map_text: TextMap) -> list[dict[str, Any]] | None:
         raise invalid_value("tools", "must be a list of objects")
     prepared: list[dict[str, Any]] = plain(tools, map_text, "tools", "tools")
     return prepared
+
+
+def tools_not_read() -> InvalidRequestError:
+    """The error for tools beside a chat template that has no place for them."""
+    fix = "remove them, or use a chat template that does"
+    return invalid_value("tools", f"this model's chat template does not read them; {fix}")
 
 
 def plain(value: Any, map_text: TextMap, param: str, where: str) -> Any:

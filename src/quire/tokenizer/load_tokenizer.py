@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from quire.config import EngineConfig
-from quire.errors import ConfigError
+from quire.errors import CheckpointError, ConfigError
 from quire.hub import tokenizer_folder
 from quire.tokenizer.tokenizer import Tokenizer
-from quire.tokenizer.tokenizer_folder import check_folder, read_settings, read_templates
+from quire.tokenizer.tokenizer_folder import (
+    NoTokenizerError,
+    check_folder,
+    read_settings,
+    read_templates,
+)
 
+_SETTINGS = (
+    "or run the model with tokenizer='FOLDER', or with skip_tokenizer_init if prompts and answers "
+    "are token ids"
+)
 _LONGEST_NAME = 4096
 _LARGEST_TEMPLATE = 4 << 20  # bytes
 
@@ -20,7 +30,7 @@ def check_tokenizer(config: EngineConfig) -> None:
     Raise ConfigError if the setting chat_template is neither a template nor a file.
     """
     if not config.model.skip_tokenizer_init:
-        check_folder(tokenizer_folder(config))
+        _checked_folder(config)
         if config.model.chat_template is not None:
             read_template(config.model.chat_template)
 
@@ -42,7 +52,15 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
         return Tokenless()
     given = config.model.chat_template
     template = None if given is None else read_template(given)
-    return Tokenizer.from_folder(tokenizer_folder(config), template)
+    return Tokenizer.from_folder(_checked_folder(config), template)
+
+
+def _checked_folder(config: EngineConfig) -> Path:
+    """The folder of `check_folder`; its error names the settings that engines have."""
+    try:
+        return check_folder(tokenizer_folder(config))
+    except NoTokenizerError as error:
+        raise CheckpointError(f"{error}, {_SETTINGS}") from None
 
 
 def read_template(given: str | os.PathLike[str]) -> tuple[str, str]:

@@ -38,13 +38,17 @@ _OLDER = "added_tokens"  # of settings: the content of added_tokens.json
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
+class NoTokenizerError(CheckpointError):
+    """A folder without a tokenizer."""
+
+
 def check_folder(folder: Path) -> Path:
     """The folder itself, if it has a tokenizer, which is not read. Raises CheckpointError."""
     path, reason = folder / "tokenizer.json", folder / NO_TOKENIZER
     if reason.is_file():
         raise CheckpointError(read_text(reason))
     if not path.is_file():
-        raise CheckpointError(f"{named_file(path)}: it does not exist; {_how_to_get_one(folder)}")
+        raise NoTokenizerError(f"{named_file(path)}: it does not exist; {_how_to_get_one(folder)}")
     return folder
 
 
@@ -87,7 +91,7 @@ def _how_to_get_one(folder: Path) -> str:
             "\"from transformers import AutoTokenizer as A; p = '" + str(folder) + "'; "
             'A.from_pretrained(p).save_pretrained(p)"'
         )
-    return "copy it from the model's page, or run the model with tokenizer='FOLDER'"
+    return "copy it from the model's page"
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

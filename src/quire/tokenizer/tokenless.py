@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
 from quire.errors import InvalidRequestError, invalid_value
 from quire.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.tokenizer.chat_template import ChatTemplate
 
 _FIX = "this engine has no tokenizer; use token ids, or start it without skip_tokenizer_init"
 
@@ -39,6 +42,9 @@ class Tokenless(Tokenizer):
     def bad_words_ids(self, words: Iterable[str]) -> list[list[int]]:  # noqa: ARG002
         """Raises InvalidRequestError."""
         raise _refusal("bad_words")
+
+    def _template_for(self, tools: Any) -> ChatTemplate:  # noqa: ARG002
+        raise _refusal("messages")
 
 
 def _refusal(field: str) -> InvalidRequestError:

@@ -39,6 +39,7 @@ from quire.server.parsing.output_parser import (
 from quire.server.parsing.reasoning_parser import ReasoningTokenCounter, with_reasoning_marks
 from quire.server.parsing.template_variables import requested_variables
 from quire.server.parsing.tool_parsers import ModelParsers
+from quire.tokenizer.conversation_input import tools_not_read
 from quire.tokenizer.tokenizer import Tokenizer
 
 _PLAIN = ParserConfig()
@@ -176,7 +177,7 @@ def _checked_use(request: ChatRequest, model: RegisteredModel) -> ToolUse:
     chat_request.check(request)
     use = tool_use(request.tools, request.tool_choice)
     if use.shown and "tools" not in model.engine.tokenizer.chat_variables:
-        raise invalid_value("tools", "this model's chat template does not read them; remove them")
+        raise tools_not_read()
     return use
 
 
