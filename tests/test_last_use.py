@@ -50,7 +50,7 @@ def test_a_new_folder_of_a_gguf_file_stays(tmp_path: Path, monkeypatch: pytest.M
     for name in "ab":
         (cache / name).mkdir(parents=True)
         os.utime(cache / name, (5e9, 5e9))
-    gguf_folder._write(cache / "c", tmp_path / "file.gguf", {"config.json": "{}"})
+    gguf_folder._write(cache / "c", [tmp_path / "file.gguf"], {"config.json": "{}"})
     assert "c" in {entry.name for entry in cache.iterdir()}
     assert len(list(cache.iterdir())) == 2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -16,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from test_protocol import CASES
 
+import quire
 from quire.server.app import build_app
 from quire.server.ops.openapi import document, entries_of
 from quire.server.settings import ServerSettings
@@ -54,6 +56,15 @@ def test_it_has_every_route_and_no_other(side: tuple[Starlette, dict[str, Any]])
             served.add((re.sub(r":\w+}", "}", route.path), method.lower()))
     documented = {(path, method) for path, item in described["paths"].items() for method in item}
     assert documented == served
+
+
+def test_it_names_the_apis(described: dict[str, Any]) -> None:
+    """One for each folder with routes of an API."""
+    folders = {"openai": "OpenAI", "anthropic": "Anthropic", "ollama": "Ollama"}
+    folders |= {"llama_cpp": "llama.cpp", "common": ""}
+    for folder in (Path(quire.__file__).parent / "server/api").glob("*/"):
+        if folder.name != "__pycache__":
+            assert folders[folder.name] in described["info"]["description"]
 
 
 def test_it_is_valid(side: tuple[Starlette, dict[str, Any]]) -> None:

@@ -20,11 +20,12 @@ from quire.server.ops.openapi_schemas import Schema, Schemas
 from quire.version import __version__
 
 _ABOUT = (
-    "Quire speaks OpenAI's API, and Anthropic's for messages. Bodies are strict JSON in UTF-8, not "
-    "compressed: no name twice in an object, no NaN, no half surrogate pairs, and integers are "
-    "written without fraction or exponent (1, not 1.0). Fields that are not named here are "
-    "refused; null means the default. A request may be refused for its HTTP before its path is "
-    "looked at: 400, 408, 414 or 431, with the same error object."
+    "Quire speaks OpenAI's API, Anthropic's for messages, Ollama's below /api, and routes of "
+    "llama.cpp. Bodies are strict JSON in UTF-8, not compressed: no name twice in an object, no "
+    "NaN, no half surrogate pairs, and integers are written without fraction or exponent (1, not "
+    "1.0). Fields that are not named here are refused; null means the default. A request may be "
+    "refused for its HTTP before its path is looked at: 400, 408, 414 or 431, with the same error "
+    "object."
 )
 _ERRORS = {
     400: "A field or the body is wrong.",
