@@ -361,7 +361,7 @@ def test_wrong_entries_of_a_list_are_named(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match=r"^prompt\[1\]: .* must be between 0 and"):
         llm.generate([[5], [-1]], GREEDY, use_tqdm=False)
     with pytest.raises(
-        InvalidRequestError, match="tools: this model's chat template does not read them"
+        InvalidRequestError, match="tools: this model's chat template does not read"
     ):
         llm.chat([user], tools=[{"type": "function"}], use_tqdm=False)
 

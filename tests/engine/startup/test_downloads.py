@@ -192,8 +192,8 @@ def test_weights_that_fail_the_quality_gate_are_not_downloaded(fake_hub: FakeHub
     [
         (
             ["README.md", "b.gguf", "a-Q4_0.gguf", "mmproj-a.gguf"],
-            f"{NAME} has GGUF files (a-Q4_0.gguf, b.gguf); download one (`hf download {NAME} FILE`, "
-            "or all with -of- in their names) and name that file",
+            f"{NAME} has GGUF files (a-Q4_0.gguf, b.gguf); download one (`hf download {NAME} "
+            "FILE`, or all with -of- in their names) and name that file",
         ),
         (["a.gguf", "config.json"], f"{NAME} has GGUF files (a.gguf); download one"),
         (["a.gguf", "config.json", "tokenizer.json"], f"{NAME} has GGUF files (a.gguf); download"),
