@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import signal
 import sys
@@ -31,7 +33,8 @@ class Stream(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        with urllib.request.urlopen(self._request, timeout=PATIENCE) as response:
+        killed = contextlib.suppress(http.client.HTTPException, OSError)  # the server
+        with killed, urllib.request.urlopen(self._request, timeout=PATIENCE) as response:
             while data := response.read1(65536):
                 self.data += data
 
