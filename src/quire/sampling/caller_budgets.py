@@ -2,8 +2,7 @@
 
 Masks are computed between two tokens of all answers of a step. In each step those of one caller may
 take as long as the rest of the step has taken. What exceeds that is owed, and decreases with time;
-a caller that owes too much gets no masks of grammars that are unknown or slow. So long gaps between
-the tokens of others are fewer than 1 in 100, whatever one caller sends.
+a caller that owes too much gets no masks of grammars that are unknown or slow.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Integers are not converted: a code becomes the last bits of a float, which then stands for a power
 of two plus the code. What that adds to the sum of a group is taken off again, with the group's zero
-point, as a multiple of the sum of x. MXFP4's numbers are made of their bits, NF4's looked up.
+point, as a multiple of the sum of x. MXFP4's numbers are made of their bits, NF4's chosen.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _is_integer(scale_ptr, table_ptr):
 @triton.jit
 def _numbers_of(codes, table_ptr):
     """The numbers of a codebook, float32; without a table those of MXFP4, by their bits."""
-    if table_ptr is not None:  # chosen, as look-ups in memory take twice as long
+    if table_ptr is not None:  # look-ups in memory take up to 1.4 times as long
         return tl.where(codes < 8, _of_eight(codes, table_ptr), _of_eight(codes, table_ptr + 8))
     else:  # a sign, two bits of exponent and one of mantissa; 2^126 moves the exponent's bias
         bits = (codes & 8) << 28 | (codes & 7) << 22
