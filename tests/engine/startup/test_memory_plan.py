@@ -16,8 +16,7 @@ from quire.cli.dry_run import _plan
 from quire.config import EngineConfig
 from quire.dtypes import HOPPER_BLOCK_SIZES, HOPPER_HEAD_DIMS
 from quire.engine.core.step_sizes import StepSizes
-from quire.engine.processes.fleet_model import ModelSpec
-from quire.engine.processes.model_fleet import _measured
+from quire.engine.processes.fleet_model import ModelSpec, _measured
 from quire.engine.startup import footprint, memory_plan, resolved_config
 from quire.engine.startup.footprint import BASE_BYTES
 from quire.engine.startup.memory_plan import DeviceMemory, MemoryPlan, plan_memory
