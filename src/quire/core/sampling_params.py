@@ -1,4 +1,7 @@
-"""Sampling params, validated on construction (sampling_checks.py); each field is one. No torch."""
+"""Sampling params, validated on construction; each field is a sampling parameter. No torch.
+
+Their bounds and checks are in sampling_checks.py.
+"""
 
 from __future__ import annotations
 

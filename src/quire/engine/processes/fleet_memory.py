@@ -63,7 +63,7 @@ class FleetMemory:
         for problem in limit_problems(measured, self._limit).values():
             raise ConfigError(problem)
 
-    async def make_room(self, model: FleetModel) -> None:
+    async def ensure_fits(self, model: FleetModel) -> None:
         """Return when a model fits; unloads others. Raises ConfigError or OutOfModelMemoryError."""
         self.check([model])
         if self._fits_now(model):

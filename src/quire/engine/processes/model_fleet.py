@@ -158,7 +158,7 @@ class ModelFleet:
         """Start its engine, once there is memory. Raises OutOfModelMemoryError or UserError."""
         if model.footprint is None:  # its files were wrong, or the server is about to start
             await model.measure(self._memory_bytes)
-        await self._memory.make_room(model)
+        await self._memory.ensure_fits(model)
         # nothing is awaited between that and the start, which takes the memory
         on_end = partial(self._on_engine_end, model)
         name, config = model.plan.name, self._config(model)
