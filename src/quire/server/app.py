@@ -137,7 +137,7 @@ def _middleware(
 ) -> ASGIApp:
     """The routes `inner` with all that requests pass before and after them."""
     enveloped = Envelope(
-        DrainGate(inner, drain, OPEN_PATHS),
+        DrainGate(inner, drain),
         keys=settings.keys,
         hosts=settings.hosts,
         open_paths=open_paths,
