@@ -15,11 +15,7 @@ from quire import LLM
 from quire.compat.method_names import METHODS
 from quire.config import EngineConfig
 from quire.engine.frontend.llm_engine import LLMEngine
-from quire.errors import (
-    InvalidRequestError,
-    NoEffectWarning,
-    UserError,
-)
+from quire.errors import InvalidRequestError, NoEffectWarning, UserError
 
 
 def test_arguments_of_other_engines(llm: LLM) -> None:

@@ -17,10 +17,7 @@ from llm_calls import GREEDY, texts
 from msgspec.structs import replace
 
 from quire import LLM, BeamSearchParams, PoolingParams, SamplingParams
-from quire.errors import (
-    CheckpointError,
-    InvalidRequestError,
-)
+from quire.errors import CheckpointError, InvalidRequestError
 
 
 def test_prompts_that_are_never_cut_need_no_other_setting() -> None:

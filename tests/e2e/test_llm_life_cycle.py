@@ -21,11 +21,7 @@ from quire.engine.core.engine_core import EngineCore
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend import loaded_model
 from quire.engine.startup.start_engine import start_engine
-from quire.errors import (
-    ConfigError,
-    ContextLengthError,
-    InvalidRequestError,
-)
+from quire.errors import ConfigError, ContextLengthError, InvalidRequestError
 from quire.model_folder import BUNDLED_FOLDER
 
 
