@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from typing import Any
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -33,59 +35,71 @@ CACHE_LABELS = (
 )
 ENGINE = "0"  # one engine per model
 
-# name, help, field of EngineStats
-ENGINE_GAUGES = (
-    ("vllm:num_requests_running", "Requests in the running batch.", "num_running"),
-    ("vllm:num_requests_waiting", "Requests in the queue.", "num_waiting"),
+# name, help, field of EngineTotal
+GAUGES = (
+    ("vllm:num_requests_running", "Requests in the running batch.", "latest.num_running"),
+    ("vllm:num_requests_waiting", "Requests in the queue.", "latest.num_waiting"),
 )
-ENGINE_COUNTERS = (
-    ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", "prefix_cache_queries"),
-    ("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", "prefix_cache_hits"),
+COUNTERS = (
+    ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.",
+     "counted.prefix_cache_queries"),
+    ("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", "counted.prefix_cache_hits"),
     ("vllm:num_preemptions", "Requests preempted because KV blocks ran out.",
-     "num_preemptions"),
-    ("vllm:prompt_tokens", "Prompt tokens of requests that started to run.", "num_prompt_tokens"),
-    ("vllm:generation_tokens", "Generated tokens.", "num_generation_tokens"),
+     "counted.num_preemptions"),
+    ("vllm:prompt_tokens", "Prompt tokens of requests that started to run.",
+     "counted.num_prompt_tokens"),
+    ("vllm:generation_tokens", "Generated tokens.", "counted.num_generation_tokens"),
     ("vllm:corrupted_requests", "Requests with non-finite logits.",
-     "num_corrupted_requests"),
+     "counted.num_corrupted_requests"),
     ("quire:recomputed_tokens", "Tokens computed again after preemptions.",
-     "num_recomputed_tokens"),
-    ("quire:steps", "Engine steps.", "num_steps"),
-    ("quire:graph_steps", "Engine steps that replayed a CUDA graph.", "num_graph_steps"),
-    ("quire:bad_frames", "Malformed frames between server and engine.", "num_bad_frames"),
+     "counted.num_recomputed_tokens"),
+    ("quire:steps", "Engine steps.", "counted.num_steps"),
+    ("quire:graph_steps", "Engine steps that replayed a CUDA graph.", "counted.num_graph_steps"),
+    ("quire:bad_frames", "Malformed frames between server and engine.", "counted.num_bad_frames"),
+    ("quire:engine_restarts", "Restarts of the engine process.", "latest.num_restarts"),
+    ("quire:requests_sent", "Answers requested from the engine.", "requests.num_sent"),
+    ("vllm:prompt_tokens_cached",
+     "Prompt tokens of ended requests that were found in the prefix cache.",
+     "requests.num_cached_tokens"),
+)  # fmt: skip
+HISTOGRAMS = (
+    ("vllm:iteration_tokens_total", "Output tokens of a step and prompts that end in it.",
+     "step_tokens"),
+    ("quire:step_seconds", "Seconds of an engine step.", "step_seconds"),
+    ("vllm:time_to_first_token_seconds", "Seconds from arrival to the first token.",
+     "requests.time_to_first_token"),
+    ("vllm:inter_token_latency_seconds", "Seconds between consecutive tokens.",
+     "requests.inter_token_latency"),
+    ("vllm:time_per_output_token_seconds", "Seconds between tokens (older name).",
+     "requests.inter_token_latency"),
+    ("vllm:request_time_per_output_token_seconds", "Mean seconds between the tokens of a request.",
+     "requests.time_per_output_token"),
+    ("vllm:e2e_request_latency_seconds", "Seconds from arrival to the end.",
+     "requests.e2e_latency"),
+    ("vllm:request_queue_time_seconds", "Seconds in the queue.", "requests.queue_time"),
+    ("vllm:request_prefill_time_seconds", "Seconds from the start to the first token.",
+     "requests.prefill_time"),
+    ("vllm:request_decode_time_seconds", "Seconds from the first token to the last.",
+     "requests.decode_time"),
+    ("vllm:request_inference_time_seconds", "Seconds from the start to the last token.",
+     "requests.inference_time"),
+    ("vllm:request_prompt_tokens", "Prompt tokens of a request.", "requests.num_prompt_tokens"),
+    ("vllm:request_prefill_kv_computed_tokens", "Prompt tokens of a request without cached ones.",
+     "requests.num_computed_prompt_tokens"),
+    ("vllm:request_generation_tokens", "Generated tokens of an answer.",
+     "requests.num_generation_tokens"),
+    ("vllm:request_max_num_generation_tokens", "Generated tokens of a request's longest answer.",
+     "requests.max_num_generation_tokens"),
+    ("vllm:request_num_preemptions", "Preemptions of a request.", "requests.num_preemptions"),
+    ("vllm:request_params_n", "The parameter n of a request.", "requests.params_n"),
+    ("vllm:request_params_max_tokens", "The parameter max_tokens of a request.",
+     "requests.params_max_tokens"),
 )  # fmt: skip
 
 OLDER_COUNTERS = {
     "vllm:prefix_cache_queries": "vllm:gpu_prefix_cache_queries",
     "vllm:prefix_cache_hits": "vllm:gpu_prefix_cache_hits",
 }
-
-# name, help, field of RequestMetrics
-REQUEST_HISTOGRAMS = (
-    ("vllm:time_to_first_token_seconds", "Seconds from arrival to the first token.",
-     "time_to_first_token"),
-    ("vllm:inter_token_latency_seconds", "Seconds between consecutive tokens.",
-     "inter_token_latency"),
-    ("vllm:request_time_per_output_token_seconds", "Mean seconds between the tokens of a request.",
-     "time_per_output_token"),
-    ("vllm:e2e_request_latency_seconds", "Seconds from arrival to the end.", "e2e_latency"),
-    ("vllm:request_queue_time_seconds", "Seconds in the queue.", "queue_time"),
-    ("vllm:request_prefill_time_seconds", "Seconds from the start to the first token.",
-     "prefill_time"),
-    ("vllm:request_decode_time_seconds", "Seconds from the first token to the last.",
-     "decode_time"),
-    ("vllm:request_inference_time_seconds", "Seconds from the start to the last token.",
-     "inference_time"),
-    ("vllm:request_prompt_tokens", "Prompt tokens of a request.", "num_prompt_tokens"),
-    ("vllm:request_prefill_kv_computed_tokens", "Prompt tokens of a request without cached ones.",
-     "num_computed_prompt_tokens"),
-    ("vllm:request_generation_tokens", "Generated tokens of an answer.", "num_generation_tokens"),
-    ("vllm:request_max_num_generation_tokens", "Generated tokens of a request's longest answer.",
-     "max_num_generation_tokens"),
-    ("vllm:request_num_preemptions", "Preemptions of a request.", "num_preemptions"),
-    ("vllm:request_params_n", "The parameter n of a request.", "params_n"),
-    ("vllm:request_params_max_tokens", "The parameter max_tokens of a request.",
-     "params_max_tokens"),
-)  # fmt: skip
 
 Engines = list[tuple[str, EngineTotal]]
 
@@ -99,9 +113,17 @@ def families(
     """
     engines = [(name, EngineTotal(figures)) for name, figures in total.engines.items()]
     yield from _models(statuses)
-    yield from _engine_gauges(engines)
-    yield from _engine_counters(engines)
-    yield from _requests(engines)
+    for name, text, field in GAUGES:
+        yield _gauge(name, text, _values(engines, field))
+    for name, text, field in HISTOGRAMS:
+        yield _histogram(name, text, _values(engines, field))
+    for name, text, field in COUNTERS:
+        values = _values(engines, field)
+        yield _counter(name, text, values)
+        if name in OLDER_COUNTERS:
+            yield _counter(OLDER_COUNTERS[name], f"{text} (Older name.)", values)
+    yield from _kv_cache(engines)
+    yield from _by_reason(engines)
     yield from llama_cpp_series([engine for _, engine in engines])
     yield from _http(total, engines)
     if gpu_hour_cost is not None:
@@ -121,17 +143,12 @@ def _models(statuses: Sequence[ModelStatus]) -> Iterator[Metric]:
     yield _gauge("quire:model_bytes", text, sizes)
 
 
-def _engine_gauges(engines: Engines) -> Iterator[Metric]:
-    for name, text, key in ENGINE_GAUGES:
-        yield _gauge(name, text, [((model,), getattr(e.latest, key)) for model, e in engines])
+def _kv_cache(engines: Engines) -> Iterator[Metric]:
     text = "Share of the KV blocks in use; 1 is all."
     latest = [((model,), e.latest) for model, e in engines]
     usage = [(model, s.num_used_blocks / max(1, s.num_blocks)) for model, s in latest]
     yield _gauge("vllm:kv_cache_usage_perc", text, usage)
     yield _gauge("vllm:gpu_cache_usage_perc", f"{text} (Older name.)", usage)
-    waiting = [((model, "capacity"), e.latest.num_waiting) for model, e in engines]
-    text = "Requests in the queue, by reason."
-    yield _gauge("vllm:num_requests_waiting_by_reason", text, waiting, "reason")
     layouts = [((model, *_cache_layout(e)), 1) for model, e in engines]
     text = "Block size and number of blocks of the KV cache, and what it holds."
     yield _gauge("vllm:cache_config_info", text, layouts, *CACHE_LABELS)
@@ -147,12 +164,7 @@ def _engine_gauges(engines: Engines) -> Iterator[Metric]:
     yield _gauge("quire:kv_bytes", "Bytes of KV blocks by state.", sizes, "state")
 
 
-def _engine_counters(engines: Engines) -> Iterator[Metric]:
-    for name, text, key in ENGINE_COUNTERS:
-        values = [((model,), getattr(e.counted, key)) for model, e in engines]
-        yield _counter(name, text, values)
-        if name in OLDER_COUNTERS:
-            yield _counter(OLDER_COUNTERS[name], f"{text} (Older name.)", values)
+def _by_reason(engines: Engines) -> Iterator[Metric]:
     misses = [
         ((model, why), n)
         for model, e in engines
@@ -160,38 +172,16 @@ def _engine_counters(engines: Engines) -> Iterator[Metric]:
     ]
     text = "Tokens looked up but not found in the prefix cache."
     yield _counter("quire:prefix_cache_misses", text, misses, "reason")
-    restarts = [((model,), e.latest.num_restarts) for model, e in engines]
-    yield _counter("quire:engine_restarts", "Restarts of the engine process.", restarts)
-    tokens = [((model,), e.step_tokens) for model, e in engines]
-    yield _histogram(
-        "vllm:iteration_tokens_total", "Output tokens of a step and prompts that end in it.", tokens
-    )
-    seconds = [((model,), e.step_seconds) for model, e in engines]
-    yield _histogram("quire:step_seconds", "Seconds of an engine step.", seconds)
-
-
-def _requests(engines: Engines) -> Iterator[Metric]:
-    sent = [((model,), e.requests.num_sent) for model, e in engines]
-    yield _counter("quire:requests_sent", "Answers requested from the engine.", sent)
     ended = [
         ((model, reason), e.requests.finished[reason])
         for model, e in engines
         for reason in ("stop", "length", "abort", "error")
     ]
-    yield _counter(
-        "vllm:request_success", "Answers that ended, by reason.", ended, "finished_reason"
-    )
-    cached = [((model,), e.requests.num_cached_tokens) for model, e in engines]
-    text = "Prompt tokens of ended requests that were found in the prefix cache."
-    yield _counter("vllm:prompt_tokens_cached", text, cached)
-    for name, text, key in REQUEST_HISTOGRAMS:
-        values = [((model,), getattr(e.requests, key)) for model, e in engines]
-        yield _histogram(name, text, values)
-    # the name of the inter-token latency in older dashboards
-    values = [((model,), e.requests.inter_token_latency) for model, e in engines]
-    yield _histogram(
-        "vllm:time_per_output_token_seconds", "Seconds between tokens (older name).", values
-    )
+    text = "Answers that ended, by reason."
+    yield _counter("vllm:request_success", text, ended, "finished_reason")
+    waiting = [((model, "capacity"), e.latest.num_waiting) for model, e in engines]
+    text = "Requests in the queue, by reason."
+    yield _gauge("vllm:num_requests_waiting_by_reason", text, waiting, "reason")
 
 
 def _http(total: Snapshot, engines: Engines) -> Iterator[Metric]:
@@ -250,6 +240,12 @@ def _blocks(engine: EngineTotal) -> list[tuple[str, int]]:
 
 
 Values = Sequence[tuple[tuple[str, ...], float]]  # label values, value; of engines the model first
+
+
+def _values(engines: Engines, field: str) -> list[tuple[tuple[str], Any]]:
+    """A field of each engine's total, such as latest.num_running."""
+    value = attrgetter(field)
+    return [((model,), value(engine)) for model, engine in engines]
 
 
 def _gauge(name: str, text: str, values: Values, *labels: str) -> Metric:
