@@ -111,7 +111,7 @@ def test_the_limits_of_quality_are_named() -> None:
 def test_each_environment_variable_that_the_code_reads_is_named() -> None:
     code = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "src").rglob("*.py"))
     read = set(re.findall(r"\b(QUIRE_[A-Z_]*[A-Z]|HF_[A-Z_]+|OMP_[A-Z_]+)\b", code))
-    read |= {"QUIRE_API_KEY", "QUIRE_ADMIN_API_KEY"}  # cli/serve.py makes the names of settings
+    read |= {"QUIRE_API_KEY", "QUIRE_ADMIN_API_KEY"}  # served_models.py makes the names
     assert sorted(read - set(cells("command-line.md")) - {"OMP_NUM_THREADS"}) == []
 
 

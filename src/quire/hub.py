@@ -262,57 +262,48 @@ def hub_client() -> Any:
 def _download(name: str, revision: str | None, is_small: bool) -> Path:
     """Fetch a snapshot from the hub, or find it in the local cache. is_small: no weights."""
     client = hub_client()
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
+    patterns = _SMALL if is_small else _SMALL + _WEIGHTS
     try:
-        patterns = _SMALL if is_small else _SMALL + _WEIGHTS
         return Path(client.snapshot_download(name, revision=revision, allow_patterns=patterns))
-    except HFValidationError as error:
-        if ":" in name:
-            raise CheckpointError(
-                f"{name!r} is not a name on the hub, which has no tags; leave the tag out, "
-                "or download a GGUF file (hf download REPO FILE) and name it as the model"
-            ) from error
-        raise CheckpointError(
-            f"{name!r} is neither a folder nor a name that the hub could have; "
-            "use a folder, or a hub name such as 'meta-llama/Llama-3.2-1B-Instruct'"
-        ) from error
-    except GatedRepoError as error:
-        raise CheckpointError(
-            f"{name!r} needs its owner's permission; ask for it on its page, then set HF_TOKEN"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise CheckpointError(
-            f"{name!r} has no revision {revision!r} on the hub; leave revision out for the newest"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise CheckpointError(
-            f"{name!r} is not a folder here, and the hub does not know it; check the spelling, or "
-            f"set HF_TOKEN if it is private{_owner_hint(name)}"
-        ) from error
-    except LocalEntryNotFoundError as error:
-        raise CheckpointError(
-            f"{name!r} is not a folder here, was not downloaded before, and the hub cannot be "
-            f"reached; check the network (and HF_HUB_OFFLINE), or use a folder{_owner_hint(name)}"
-        ) from error
     except Exception as error:  # of a dozen kinds, some of which (InvalidURL) have no other base
-        raise CheckpointError(f"{name!r} cannot be downloaded ({error}); {_fix(error)}") from error
+        raise CheckpointError(f"{name!r} {_problem(error, name, revision)}") from error
 
 
-def _fix(error: Exception) -> str:
-    """The fix of a failure of the hub's client, whose HTTP library has errors of its own."""
-    from huggingface_hub.errors import HfHubHTTPError
+def _problem(error: Exception, name: str, revision: str | None) -> str:
+    """The rest of a message that begins with the name: why it cannot be downloaded, and the fix."""
+    from huggingface_hub import errors
 
+    match error:
+        case errors.HFValidationError() if ":" in name:
+            return (
+                "is not a name on the hub, which has no tags; leave the tag out, or download a "
+                "GGUF file (hf download REPO FILE) and name it as the model"
+            )
+        case errors.HFValidationError():
+            return (
+                "is neither a folder nor a name that the hub could have; use a folder, or a hub "
+                "name such as 'meta-llama/Llama-3.2-1B-Instruct'"
+            )
+        case errors.GatedRepoError():
+            return "needs its owner's permission; ask for it on its page, then set HF_TOKEN"
+        case errors.RevisionNotFoundError():
+            return f"has no revision {revision!r} on the hub; leave revision out for the newest"
+        case errors.RepositoryNotFoundError():
+            return (
+                "is not a folder here, and the hub does not know it; check the spelling, or set "
+                f"HF_TOKEN if it is private{_owner_hint(name)}"
+            )
+        case errors.LocalEntryNotFoundError():
+            return (
+                "is not a folder here, was not downloaded before, and the hub cannot be reached; "
+                f"check the network (and HF_HUB_OFFLINE), or use a folder{_owner_hint(name)}"
+            )
+    fix = "check HF_ENDPOINT and the proxies in the environment"
     if _NO_HOME in str(error):
-        return "set HF_HOME to a folder for downloads"
-    of_transfer = isinstance(error, HfHubHTTPError | OSError | RuntimeError)
-    return "try again" if of_transfer else "check HF_ENDPOINT and the proxies in the environment"
+        fix = "set HF_HOME to a folder for downloads"
+    elif isinstance(error, errors.HfHubHTTPError | OSError | RuntimeError):
+        fix = "try again"
+    return f"cannot be downloaded ({error}); {fix}"
 
 
 def _owner_hint(name: str) -> str:

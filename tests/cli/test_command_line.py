@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from quire import processes
-from quire.cli import COMMANDS, main, profile, serve
+from quire.cli import COMMANDS, main, profile, serve, served_models
 from quire.cli.options import human_int
 from quire.errors import EngineError
 from quire.processes import interrupted
@@ -322,9 +322,9 @@ def test_wrong_integers(text: str) -> None:
 def test_none_is_the_default_of_an_option_that_is_a_list() -> None:
     words = ["--allowed-origins", "None", "--served-model-name=None", "--api-key", "None"]
     args = serve.make_parser().parse([*words, "--api-key", "a", "--api-key", "b"])
-    assert serve.server_settings(args).allowed_origins is None
-    assert serve.server_settings(args).api_key == "a,b"
-    (plan,) = serve.model_plans(args, serve.server_settings(args))
+    assert served_models.server_settings(args).allowed_origins is None
+    assert served_models.server_settings(args).api_key == "a,b"
+    (plan,) = served_models.model_plans(args, served_models.server_settings(args))
     assert plan.name == "quire-tiny"
 
 

@@ -11,7 +11,8 @@ import pytest
 from quire.cli import main
 from quire.cli.foreign_options import flags_of
 from quire.cli.models_file import ConfigFile
-from quire.cli.serve import make_parser, model_plans, read_config, server_settings
+from quire.cli.serve import make_parser
+from quire.cli.served_models import model_plans, read_config, server_settings
 from quire.compat.name_homes import DEFAULTS
 from quire.compat.names_table import rows_of
 from quire.compat.own_options import OPTION_SCOPES

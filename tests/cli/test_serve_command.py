@@ -15,7 +15,8 @@ from contextlib import closing, contextmanager
 import pytest
 
 from quire.cli import main
-from quire.cli.serve import make_parser, server_settings
+from quire.cli.serve import make_parser
+from quire.cli.served_models import server_settings
 from quire.server.http.listen_address import bind
 
 

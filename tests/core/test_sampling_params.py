@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from quire.config import EngineConfig
 from quire.core.pooling_params import PoolingParams
-from quire.core.sampling_params import (
+from quire.core.sampling_checks import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
@@ -21,8 +21,8 @@ from quire.core.sampling_params import (
     MAX_STOP_STRINGS,
     MAX_TOKEN_IDS,
     MAX_WORD_CHARS,
-    SamplingParams,
 )
+from quire.core.sampling_params import SamplingParams
 from quire.core.structured_outputs import StructuredOutputs
 from quire.engine.frontend.beam_search import BeamSearchParams
 from quire.engine.frontend.prompt_options import read_encoding

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from quire import LLM
+
 VOCAB_SIZE = 512
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    """The bundled model; files with another one have their own."""
+    return LLM(dtype="float32", threads=1, num_blocks=300, max_logprobs=-1)
 
 
 @pytest.fixture

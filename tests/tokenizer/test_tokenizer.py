@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from quire.core.sampling_params import MAX_BAD_WORDS
+from quire.core.sampling_checks import MAX_BAD_WORDS
 from quire.errors import InvalidRequestError
 from quire.tokenizer import encoding_guard
 from quire.tokenizer.conversation_input import BREAK

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from quire.config import EngineConfig
-from quire.engine.processes.fleet_model import ModelSpec, limit_problems
+from quire.engine.processes.fleet_memory import limit_problems
+from quire.engine.processes.fleet_model import ModelSpec
 from quire.engine.startup.device_policy import device_type
 from quire.engine.startup.footprint import BASE_BYTES, Footprint
 from quire.engine.startup.machine_limits import available_bytes, check_threads

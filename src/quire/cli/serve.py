@@ -11,24 +11,15 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from quire.cli.banner import CHAT, example_request, key_in_shell, ready_text
-from quire.cli.models_file import OPTIONS, ConfigFile
 from quire.cli.open_file_limit import raise_open_file_limit
-from quire.cli.options import (
-    CommandParser,
-    add_engine_options,
-    add_option,
-    chosen,
-    engine_config,
-    engine_options,
-)
+from quire.cli.options import CommandParser, add_engine_options, add_option
+from quire.cli.served_models import model_plans, read_config, server_settings
 from quire.compat.environment import unread_variables
-from quire.config import EngineConfig
 from quire.engine.processes.fleet_model import ModelSpec
 from quire.engine.processes.model_fleet import ModelFleet
 from quire.engine.processes.server_supervisor import ServerSupervisor, ServerSupervisorSettings
@@ -36,7 +27,6 @@ from quire.errors import ConfigError, UserError
 from quire.logs import LogOptions, configure_logging
 from quire.options import options_of
 from quire.processes import require_threads, try_start
-from quire.server.http.api_keys import listed
 from quire.server.http.listen_address import (
     admin_address,
     base_url,
@@ -50,8 +40,6 @@ LAST_SECONDS = 5.0  # beyond shutdown_timeout, for API processes to end by thems
 _THREADS = 5  # of this process, besides the main one
 _CHILD_THREADS = 6  # of an engine or an API process, at the least
 _OPEN_TO_ALL = "  note      other machines can reach this without a key; set --api-key"
-
-_OF_ONE_MODEL = ("model", "served_model_name")
 
 EXAMPLES = (
     "quire serve",
@@ -135,88 +123,6 @@ def _run(args: argparse.Namespace, in_flags: Callable[[str], str], begin: float)
         return asyncio.run(_serve(plans, settings, listeners, admin, begin, key))
 
 
-def read_config(args: argparse.Namespace) -> None:
-    """Add the options of the file, if there is one; those of the command line win.
-
-    The file takes the place of its name in `args.config`, and the word NAME=MODEL that of --model.
-    Raises ConfigError.
-    """
-    given = vars(args)
-    word = given.get("model", "")
-    name, model = _named(word)
-    if name != word and name.replace("-", "_") in OPTIONS:
-        raise ConfigError(f"{word!r} is not a model; an option begins with --: --{name} {model}")
-    if name != word and "models" not in given:
-        given["models"] = [given.pop("model")]
-    if "config" not in given:
-        return
-    file = ConfigFile(args.config)
-    for notice in file.notices:
-        print(f"note: {notice}", file=sys.stderr)
-    if file.names_models and given.keys() & {"model", "models"}:
-        raise ConfigError("MODEL, --model and the models of --config exclude each other; use one")
-    if (name := "override_generation_config") in file.given and name in chosen(args, [name]):
-        from quire.cli.request_defaults import joined_configs  # usually not needed
-
-        given[name] = joined_configs(file.given[name].value, given[name])
-    file.leave_out([*given, *(_OF_ONE_MODEL if "models" in given else ())])
-    args.__dict__.update({name: option.value for name, option in file.given.items()})
-    args.config = file
-
-
-def server_settings(args: argparse.Namespace) -> ServerSettings:
-    """The server's settings; API keys not given come from the environment. Raises ConfigError."""
-    given = chosen(args, [option.name for option in options_of(ServerSettings)])
-    for name in ("api_key", "admin_api_key"):
-        if name not in given and (variable := f"QUIRE_{name.upper()}") in os.environ:
-            given[name] = ",".join(listed(os.environ[variable], f"${variable}"))
-    return ServerSettings(**given)
-
-
-def model_plans(args: argparse.Namespace, settings: ServerSettings) -> list[ModelSpec]:
-    """The models to serve, by whichever way they were given. Raises ConfigError."""
-    given = vars(args)
-    file: ConfigFile | None = given.get("config")
-    lists_models = file is not None and file.names_models
-    if {"model", "models"} <= given.keys():
-        raise ConfigError("MODEL and --model both name models; use one of them")
-    if len(given.get("models", ())) == 1 and "=" not in args.models[0]:
-        args.model = given.pop("models")[0]  # as other engines write one model
-    if "models" not in given and not lists_models:
-        return [_plan(engine_config(args), settings)]
-    if "served_model_name" in given:
-        text = "served_model_name is for one model; set names with --model NAME=MODEL"
-        raise ConfigError(f"{text} or in the file")
-    options = engine_options(args)
-    if file is not None and lists_models:
-        return file.models(options, settings.model_load)
-    plans = []
-    for text in given["models"]:
-        name, model = _named(text)
-        options |= {"model": model, "served_model_name": name}
-        plans.append(_plan(EngineConfig.from_options(**options), settings))
-        if name in (plan.name for plan in plans[:-1]):
-            raise ConfigError(
-                f"two models have the name {name!r}; set names with --model NAME=MODEL"
-            )
-    return plans
-
-
-def _plan(config: EngineConfig, settings: ServerSettings) -> ModelSpec:
-    name = config.model.public_name
-    return ModelSpec(name=name, config=config, at_start=settings.model_load == "at_start")
-
-
-def _named(text: str) -> tuple[str, str]:
-    """`chat=./folder` → its name and its model; a folder may have the sign in its own name."""
-    name, sign, model = text.partition("=")
-    if not sign or Path(text).exists():
-        return text, text
-    if not name.strip() or not model.strip():
-        raise ConfigError(f"model must be MODEL or NAME=MODEL, not {text!r}")
-    return name, model
-
-
 def _log_options(settings: ServerSettings) -> LogOptions:
     return LogOptions(settings.log_level, settings.log_format)
 
@@ -236,15 +142,7 @@ async def _serve(
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in _ending_signals():
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
-    processes = ServerSupervisorSettings(
-        worker_module="quire.server.worker",
-        worker_settings=msgspec.msgpack.encode(settings),
-        num_workers=settings.api_server_count,
-        hang_timeout=settings.engine_hang_timeout,
-        load_timeout=settings.engine_load_timeout,
-        log=_log_options(settings),
-    )
-    async with ServerSupervisor(processes, listeners, admin) as supervisor:
+    async with ServerSupervisor(_processes(settings), listeners, admin) as supervisor:
         fleet = ModelFleet(
             supervisor,
             plans,
@@ -254,21 +152,19 @@ async def _serve(
 
         async def work() -> None:
             infos = await fleet.start()
-            statuses = fleet.statuses()
-            waiting = {each.name: each.failure for each in statuses if not each.at_start}
-            is_refused = bool(waiting.get(plans[0].name))
-            config = plans[0].config
+            waiting = {each.name: each.failure for each in fleet.statuses() if not each.at_start}
+            is_refused, config = bool(waiting.get(plans[0].name)), plans[0].config
             example = CHAT if is_refused else await asyncio.to_thread(example_request, config)
-            seconds, admin_url = time.monotonic() - begin, admin_address(admin) if admin else ""
-            url = base_url(listeners[0])
             text = ready_text(
-                infos, waiting, url, seconds, key=key, admin=admin_url, example=example
+                infos,
+                waiting,
+                base_url(listeners[0]),
+                time.monotonic() - begin,
+                key=key,
+                admin=admin_address(admin) if admin else "",
+                example=example,
             )
-            print(text, flush=True)
-            for listener in listeners[1:]:
-                print(f"also at {base_url(listener)}", flush=True)
-            if not key and not all(map(is_loopback, listeners)):
-                print(_OPEN_TO_ALL, flush=True)
+            print(text, *_notes(listeners, key), sep="\n", flush=True)
             try_start(settings.hosts.log_names, "quire-hosts")  # as it waits for DNS
             await supervisor.run()
 
@@ -277,6 +173,24 @@ async def _serve(
             if await _until_signal(supervisor.stop(grace), signals) is None:
                 break
     return 130 if ended_by is signal.SIGINT else 0
+
+
+def _processes(settings: ServerSettings) -> ServerSupervisorSettings:
+    return ServerSupervisorSettings(
+        worker_module="quire.server.worker",
+        worker_settings=msgspec.msgpack.encode(settings),
+        num_workers=settings.api_server_count,
+        hang_timeout=settings.engine_hang_timeout,
+        load_timeout=settings.engine_load_timeout,
+        log=_log_options(settings),
+    )
+
+
+def _notes(listeners: Sequence[socket.socket], key: str) -> list[str]:
+    """The lines after the banner: further addresses, and that anyone may use them."""
+    others = [f"also at {base_url(listener)}" for listener in listeners[1:]]
+    is_open = not key and not all(map(is_loopback, listeners))
+    return [*others, _OPEN_TO_ALL] if is_open else others
 
 
 def _ending_signals() -> list[signal.Signals]:

@@ -16,7 +16,8 @@ import msgspec
 
 from quire.core.messages import AddRequest
 from quire.core.pooling_params import PoolingParams
-from quire.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from quire.core.sampling_checks import MAX_LOGPROBS
+from quire.core.sampling_params import SamplingParams
 from quire.errors import ContextLengthError, invalid_value
 
 MAX_CHARS_PER_TOKEN = 64  # tokens are rarely longer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,21 +119,30 @@ def build_server(
         settings.root_path or "",
     )
     observer.set_routes(routes)
-
-    def middleware(inner: ASGIApp) -> ASGIApp:
-        enveloped = Envelope(
-            DrainGate(inner, drain, OPEN_PATHS),
-            keys=settings.keys,
-            hosts=settings.hosts,
-            open_paths=OPEN_PATHS | page.paths | {DOCS_PATH},
-            on_end=observer.note_end,
-            probes_have_id=settings.enable_request_id_headers,
-        )
-        served = with_cors(enveloped, settings.origins) if settings.origins else enveloped
-        return served if settings.root_path is None else RootPath(served, settings.root_path)
-
+    open_paths = OPEN_PATHS | page.paths | {DOCS_PATH}
+    middleware = partial(_middleware, settings, drain, observer, open_paths)
     app = Application(routes, middleware, lifespan)
     app.state.drain, app.state.models = drain, models
     app.state.note_end = observer.note_end
     app.state.admin = build_admin_app(loader, settings)
     return app
+
+
+def _middleware(
+    settings: ServerSettings,
+    drain: Drain,
+    observer: RequestObserver,
+    open_paths: frozenset[str],
+    inner: ASGIApp,
+) -> ASGIApp:
+    """The routes `inner` with all that requests pass before and after them."""
+    enveloped = Envelope(
+        DrainGate(inner, drain),
+        keys=settings.keys,
+        hosts=settings.hosts,
+        open_paths=open_paths,
+        on_end=observer.note_end,
+        probes_have_id=settings.enable_request_id_headers,
+    )
+    served = with_cors(enveloped, settings.origins) if settings.origins else enveloped
+    return served if settings.root_path is None else RootPath(served, settings.root_path)

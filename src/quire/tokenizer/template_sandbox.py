@@ -5,7 +5,7 @@ file adds the bounds that the sandbox lacks. Templates are compiled to Python, a
 looks at the thread's CPU clock is put at the head of each loop and function of that Python, so
 that no loop, macro or recursion outlives the limit (template_metering.py); every joined string,
 and every operator or count that multiplies sizes, is checked before it takes memory
-(template_filters.py), and each operation's price is taken before it runs (template_work.py). Who
+(template_filters.py), and each operation's price is taken before it runs (template_prices.py). Who
 serves checkpoints of strangers gives the process a memory limit besides.
 
 It does not know messages, roles or tokens.
@@ -26,18 +26,22 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.tokenizer import template_filters as filters
-from quire.tokenizer import template_work
 from quire.tokenizer.template_filters import MAX_CHARACTERS, check_count, check_size, length_of
 from quire.tokenizer.template_metering import MeteredContext, metered
+from quire.tokenizer.template_prices import (
+    REMOVED,
+    pricing_filter,
+    pricing_test,
+    take_call,
+    take_linear,
+)
 from quire.tokenizer.template_work import (
     SHORT,
     TemplateLimitError,
     checked_number,
     listed,
     measured,
-    take_call,
     take_copy,
-    take_linear,
     text_of,
     weighed,
 )
@@ -72,15 +76,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters["format"] = filters.format_percents
         for name in _WIDTH_FILTERS:
             self.filters[name] = filters.with_small_counts(self.filters[name])
-        for name in template_work.REMOVED:
+        for name in REMOVED:
             del self.filters[name]
         self.filters["replace"] = filters.replace_text
         self.filters["sum"] = filters.sum_numbers
         self.filters["indent"] = filters.with_small_indent(self.filters["indent"])
         for name, function in self.filters.items():
-            self.filters[name] = template_work.pricing_filter(name, function)
+            self.filters[name] = pricing_filter(name, function)
         for name, test in self.tests.items():
-            self.tests[name] = template_work.pricing_test(name, cast(Any, test))
+            self.tests[name] = pricing_test(name, cast(Any, test))
         self.globals["raise_exception"] = filters.raise_exception
         self.globals["strftime_now"] = filters.strftime_now
         del self.globals["lipsum"]

@@ -99,10 +99,10 @@ def test_what_files_a_start_waits_for_is_logged(
         note(name)
         os.write(writer, b"x")
 
-    note = model_fleet._note_slow_files
-    monkeypatch.setattr(model_fleet, "NOTE_SECONDS", 0.1)
-    monkeypatch.setattr(model_fleet, "_measured", read)
-    monkeypatch.setattr(model_fleet, "_note_slow_files", end_read)
+    note = fleet_model._note_slow_files
+    monkeypatch.setattr(fleet_model, "NOTE_SECONDS", 0.1)
+    monkeypatch.setattr(fleet_model, "_measured", read)
+    monkeypatch.setattr(fleet_model, "_note_slow_files", end_read)
     with caplog.at_level("WARNING"), pytest.raises(CheckpointError, match="it was empty"):
         start(plan("a"), limit=None)
     os.close(writer)
@@ -156,7 +156,7 @@ def test_an_engine_that_dies_while_it_is_being_unloaded_is_unloaded(grace: float
         plans = [plan("a", at_start=False), plan("b", at_start=False)]
         parent.fleet = ModelFleet(cast(ServerSupervisor, parent), plans)
         model = parent.fleet._models["a"]
-        await parent.fleet._measure(model)
+        await model.measure(parent.fleet._memory_bytes)
         parent.fleet.on_message("0", LoadModel(name="a"))
         await parent.jobs[-1]
         async with model.changing:
@@ -236,7 +236,7 @@ async def fleet_of(parent: InConstantUse, *names: str, limit: int) -> ModelFleet
     plans = [plan(name, at_start=False) for name in names]
     parent.fleet = ModelFleet(cast(ServerSupervisor, parent), plans, memory_bytes=limit)
     for model in parent.fleet._models.values():
-        await parent.fleet._measure(model)
+        await model.measure(parent.fleet._memory_bytes)
     return parent.fleet
 
 
@@ -350,7 +350,7 @@ def test_a_model_in_use_is_not_drained_before_it_has_had_its_turn(
         assert not await parent.request("a")
         for _ in range(2):
             a, b = fleet._models.values()
-            await fleet._unload_enough(b, [a], grace=60.0)
+            await fleet._memory._unload_enough(b, [a], grace=60.0)
             stopped.append(list(parent.stopped))
             clock += 40.0
         return stopped
@@ -458,7 +458,7 @@ def test_requests_do_not_wait_for_a_model_whose_load_fails_unexpectedly(
         parent = InConstantUse()
         fleet = await fleet_of(parent, "a", limit=300 * MIB)
         fleet._models["a"].footprint = None
-        monkeypatch.setattr(model_fleet, "_measured", fail)
+        monkeypatch.setattr(fleet_model, "_measured", fail)
         fleet.on_message("0", LoadModel(name="a"))
         await parent.jobs[-1]
         return parent.failure, fleet._models["a"].state

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from quire import LLM, hub
 from quire.cli.verification import folder_of
 from quire.config import EngineConfig
-from quire.engine.processes.model_fleet import _measured
+from quire.engine.processes.fleet_model import _measured
 from quire.engine.startup import footprint
 from quire.engine.startup.memory_plan import DeviceMemory, plan_memory
 from quire.errors import UserError

@@ -16,9 +16,8 @@ from quire.cli.dry_run import _plan
 from quire.config import EngineConfig
 from quire.dtypes import HOPPER_BLOCK_SIZES, HOPPER_HEAD_DIMS
 from quire.engine.core.step_sizes import StepSizes
-from quire.engine.processes.fleet_model import ModelSpec
-from quire.engine.processes.model_fleet import _measured
-from quire.engine.startup import footprint, memory_plan, resolved_config
+from quire.engine.processes.fleet_model import ModelSpec, _measured
+from quire.engine.startup import device_checks, footprint, memory_plan
 from quire.engine.startup.footprint import BASE_BYTES
 from quire.engine.startup.memory_plan import DeviceMemory, MemoryPlan, plan_memory
 from quire.engine.startup.start_engine import start_engine
@@ -354,8 +353,8 @@ def test_steps_whose_offsets_would_overflow_are_refused() -> None:
 
 
 def test_more_requests_than_attention_counts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolved_config.MOST_ROWS == NUM_COUNTERS
-    monkeypatch.setattr(resolved_config, "MOST_ROWS", 8 * 300)  # 8 key heads
+    assert device_checks.MOST_ROWS == NUM_COUNTERS
+    monkeypatch.setattr(device_checks, "MOST_ROWS", 8 * 300)  # 8 key heads
     assert plan_8b(9999, max_num_seqs=300).problem is None
     with pytest.raises(ConfigError, match=r"max_num_seqs .* at most 300 .*; lower"):
         plan_8b(9999, max_num_seqs=301)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.types import Message
 
-from quire.core.sampling_params import MAX_LOGPROB_TOKEN_IDS
+from quire.core.sampling_checks import MAX_LOGPROB_TOKEN_IDS
 from quire.errors import ConfigError, QueueFullError
 from quire.server.app import build_app
 from quire.server.http.body_memory import COLLECT_BYTES, FREE_BYTES, BodyMemory, BodySpace

@@ -1,10 +1,13 @@
-"""One model of a server: its settings and its state. model_fleet.py changes the state."""
+"""One model of a server: its settings, its size and its state, which model_fleet.py changes."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,11 +15,16 @@ import msgspec
 from quire.config import EngineConfig
 from quire.engine.processes.control_channel import ModelState, ModelStatus
 from quire.engine.processes.engine_supervisor import EngineSupervisor
-from quire.errors import UserError
+from quire.engine.processes.liveness import NOTE_SECONDS, open_files
+from quire.errors import QualityGateError, UserError
+from quire.hub import pinned
+from quire.processes import in_detached_thread
 
 if TYPE_CHECKING:
     from quire.engine.startup.footprint import Footprint
     from quire.models.config.quality_gate import Quality
+
+logger = logging.getLogger(__name__)
 
 FAILURE_SECONDS = 5.0  # after a failed load, until it is tried again
 # that requests of a model are refused until another one makes room; it has been loaded as long
@@ -35,24 +43,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     config: EngineConfig
     at_start: bool = True
     explain: Callable[[UserError], UserError] = lambda error: error
-
-
-def limit_problems(models: Sequence[tuple[ModelSpec, Footprint]], limit: float) -> dict[str, str]:
-    """The problems of models that do not fit in model_memory_bytes, by name. limit: that."""
-    problems = {
-        model.name: f"model {model.name} takes {size}, but model_memory_bytes is {limit:,}; "
-        "raise it, or lower kv_cache_memory_bytes"
-        for model, size in models
-        if size.total > limit
-    }
-    first = {model.name: size.total for model, size in models if model.at_start}
-    if (needed := sum(first.values())) > limit:
-        text = (
-            f"the models of the start take {needed:,} bytes, but model_memory_bytes is {limit:,}; "
-            "raise it, or load some of them on_demand"
-        )
-        problems = dict.fromkeys(first, text) | problems
-    return problems
 
 
 class FleetModel:
@@ -112,6 +102,24 @@ class FleetModel:
             return 0.0
         return max(0.0, max(self.engine.last_used, self.turn_began) + IDLE_SECONDS - now)
 
+    async def measure(self, memory_bytes: int | None) -> None:
+        """Check its files; learn its size and quality. memory_bytes: the limit, if there is one.
+
+        Downloads files if need be. Raises ConfigError or CheckpointError.
+        """
+        self.quality = None
+        loop = asyncio.get_running_loop()
+        note = loop.call_later(NOTE_SECONDS, _note_slow_files, self.plan.name)
+        try:
+            measured = await in_detached_thread(partial(_measured, self.plan.config, memory_bytes))
+        except QualityGateError as error:
+            self.quality = error.quality  # /v1/models tells it of refused weights, too
+            raise
+        finally:
+            note.cancel()
+        config, self.footprint, self.quality = measured
+        self.plan = msgspec.structs.replace(self.plan, config=config)
+
     def may_demand_memory(self) -> bool:
         """Record that there is no memory for it; returns whether that has lasted for long."""
         now = time.monotonic()
@@ -145,3 +153,24 @@ class FleetModel:
             retry_after=self.retry_after,
             quality=self.quality,
         )
+
+
+def _measured(
+    config: EngineConfig, limit: int | None
+) -> tuple[EngineConfig, Footprint, Quality | None]:
+    """The settings for all processes of a model, which are checked, its footprint and quality.
+
+    Imports late: meanwhile the API processes start.
+    """
+    from quire.engine.startup.device_policy import device_type
+    from quire.engine.startup.footprint import footprint_of
+    from quire.engine.startup.resolved_config import check_start
+
+    quality = check_start(config, device_type(config))
+    footprint = footprint_of(config, limit)
+    return pinned(config), footprint, quality
+
+
+def _note_slow_files(name: str) -> None:
+    text = "the files of model %s are still being downloaded or read after %.0f s; open: %s"
+    logger.warning(text, name, NOTE_SECONDS, open_files(os.getpid()))

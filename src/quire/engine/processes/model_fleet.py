@@ -1,8 +1,9 @@
 """The model fleet: decides which models of a server are loaded, within a memory limit.
 
 Models are loaded at the start or on demand (the state of one: fleet_model.py). A model whose memory
-is needed is unloaded only if every API process agrees that none of its requests use it; where that
-does not come by itself, it gets no new ones. The server supervisor starts and ends the processes.
+is needed (fleet_memory.py) is unloaded only if every API process agrees that none of its requests
+use it; where that does not come by itself, it gets no new ones. The server supervisor starts and
+ends the processes.
 """
 
 from __future__ import annotations
@@ -10,15 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
-from typing import TYPE_CHECKING
-
-import msgspec
 
 from quire.config import EngineConfig
 from quire.engine.core.engine_info import EngineInfo
@@ -32,40 +28,17 @@ from quire.engine.processes.control_channel import (
     ReleaseModel,
     UnloadModel,
 )
-from quire.engine.processes.fleet_model import (
-    FAILURE_SECONDS,
-    FleetModel,
-    ModelSpec,
-    limit_problems,
-)
-from quire.engine.processes.liveness import NOTE_SECONDS, open_files
+from quire.engine.processes.fleet_memory import FleetMemory, OutOfModelMemoryError
+from quire.engine.processes.fleet_model import FAILURE_SECONDS, FleetModel, ModelSpec
 from quire.engine.processes.server_supervisor import ServerSupervisor
-from quire.errors import (
-    CheckpointError,
-    ConfigError,
-    EngineError,
-    QualityGateError,
-    QuireError,
-    UserError,
-)
-from quire.hub import pinned
-from quire.processes import in_detached_thread
-
-if TYPE_CHECKING:
-    from quire.engine.startup.footprint import Footprint
-    from quire.models.config.quality_gate import Quality
+from quire.errors import CheckpointError, EngineError, QuireError, UserError
 
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0  # for API processes to say whether a model may be unloaded
 END_SECONDS = 0.1  # for the engine and API processes to end a request that was answered
 MEMORY_RETRY_SECONDS = 2.0  # until a request may find memory free
-DRAIN_SECONDS = 60.0  # for the requests of a model that makes room; longer ones go on
 UNLOADED = "the model was unloaded before the answer was complete; send the request again"
-
-
-class OutOfModelMemoryError(QuireError):
-    """The memory limit is reached, and all other models are in use."""
 
 
 class ModelFleet:
@@ -85,11 +58,9 @@ class ModelFleet:
     ) -> None:
         self._supervisor = supervisor
         self._memory_bytes, self._idle_seconds = memory_bytes, idle_seconds
-        self._limit: float = math.inf if memory_bytes is None else memory_bytes
         self._models = {plan.name: FleetModel(plan) for plan in plans}
-        self._memory_lock = asyncio.Lock()  # held while memory is being freed
-        self._claimant: FleetModel | None = None  # which it is being freed for
-        self._due: list[FleetModel] = []  # those whose unloading makes room for it
+        limit = math.inf if memory_bytes is None else memory_bytes
+        self._memory = FleetMemory(self._models, limit, self._unload)
         self._has_started = False
 
     async def start(self) -> list[EngineInfo]:
@@ -105,7 +76,7 @@ class ModelFleet:
         await self._supervisor.wait_until_workers_ready()
         self._has_started = True
         if self._idle_seconds is not None:
-            self._supervisor.spawn(self._unload_idle(self._idle_seconds))
+            self._supervisor.spawn(self._unload_unused(self._idle_seconds))
         return infos
 
     # ------------------------------------------------------------------ called for API processes
@@ -186,14 +157,8 @@ class ModelFleet:
     async def _start_engine(self, model: FleetModel) -> None:
         """Start its engine, once there is memory. Raises OutOfModelMemoryError or UserError."""
         if model.footprint is None:  # its files were wrong, or the server is about to start
-            await self._measure(model)
-        self._check_limit([model])
-        if not self._fits_now(model):
-            async with self._memory_lock:
-                try:
-                    await self._free_memory(model)
-                finally:
-                    self._claimant, self._due = None, []
+            await model.measure(self._memory_bytes)
+        await self._memory.ensure_fits(model)
         # nothing is awaited between that and the start, which takes the memory
         on_end = partial(self._on_engine_end, model)
         name, config = model.plan.name, self._config(model)
@@ -244,12 +209,12 @@ class ModelFleet:
         failures = await asyncio.gather(*map(self._failure_of_files, models))
         if None not in failures:
             raise next(filter(None, failures))
-        self._check_limit(models)
+        self._memory.check(models)
 
     async def _failure_of_files(self, model: FleetModel) -> UserError | None:
         """Measure a model; returns why it is refused for now. Raises what ends the start."""
         try:
-            await self._measure(model)
+            await model.measure(self._memory_bytes)
         except UserError as error:
             explained = model.plan.explain(error)
             if model.plan.at_start or not isinstance(error, CheckpointError):
@@ -258,84 +223,6 @@ class ModelFleet:
             return explained
         self._set_state(model, model.state)  # with its size and quality
         return None
-
-    async def _measure(self, model: FleetModel) -> None:
-        """Raises ConfigError or CheckpointError."""
-        config, limit = model.plan.config, self._memory_bytes
-        model.quality = None
-        loop = asyncio.get_running_loop()
-        note = loop.call_later(NOTE_SECONDS, _note_slow_files, model.plan.name)
-        try:
-            measured = await in_detached_thread(partial(_measured, config, limit))
-        except QualityGateError as error:
-            model.quality = error.quality  # /v1/models tells it of refused weights, too
-            raise
-        finally:
-            note.cancel()
-        config, model.footprint, model.quality = measured
-        model.plan = msgspec.structs.replace(model.plan, config=config)
-
-    def _check_limit(self, models: Sequence[FleetModel]) -> None:
-        """Raise ConfigError if models do not fit in the memory limit, however few are loaded."""
-        sizes = [(model.plan, model.footprint) for model in models]
-        measured = [(plan, size) for plan, size in sizes if size is not None]
-        for problem in limit_problems(measured, self._limit).values():
-            raise ConfigError(problem)
-
-    async def _free_memory(self, model: FleetModel) -> None:
-        """Unload least recently used models, if this one fits then. Raises OutOfModelMemoryError.
-
-        Those in use are not asked before they have had their turn: between two requests of a client
-        nothing is in flight, and models would be swapped all the time.
-        If all are in use, and have been while requests of this one were refused, those that were
-        loaded first get no new requests until theirs have ended.
-        """
-        self._claimant = model
-        others = [other for other in self._models.values() if other.engine is not None]
-        others.sort(key=lambda other: 0.0 if other.engine is None else other.engine.last_used)
-        await self._unload_enough(model, [o for o in others if not o.seconds_until_idle])
-        if self._num_bytes_with(model) > self._limit and model.may_demand_memory():
-            idle = [o for o in others if not (o.seconds_until_idle or o.has_had_turn)]
-            due = sorted((o for o in others if o.has_had_turn), key=lambda other: other.turn_began)
-            await self._unload_enough(model, idle + due, grace=DRAIN_SECONDS)
-        if (needed := self._num_bytes_with(model)) > self._limit:
-            loaded = ", ".join(f"{o.plan.name} ({o.size_text})" for o in others if o.engine)
-            raise OutOfModelMemoryError(
-                f"model {model.plan.name} takes {model.size_text}; with those that are in use, "
-                f"{loaded}, that would be {needed:,} of {self._limit:,} bytes; send it again later"
-            )
-
-    async def _unload_enough(
-        self, model: FleetModel, others: Sequence[FleetModel], grace: float = 0.0
-    ) -> None:
-        """Unload as many others, in this order, as free enough for a model; if all do not, none.
-
-        Those that are changing stay, and those in use: after grace seconds if they have had their
-        turn, else at once. Without grace the last one is asked first: the most recently used, which
-        may refuse before another makes room in vain.
-        """
-        left = [other for other in others if other.can_unload]
-        while (missing := self._num_bytes_with(model) - self._limit) > 0:
-            freed = accumulate(other.num_bytes or 0 for other in left)
-            count = next((i for i, size in enumerate(freed, 1) if size >= missing), 0)
-            if count == 0:
-                return
-            self._due = left[:count]
-            other = left.pop(0 if grace else count - 1)
-            if other.can_unload:  # and not changing meanwhile
-                async with other.changing:
-                    await self._unload(other, grace if other.has_had_turn else 0.0)
-
-    def _fits_now(self, model: FleetModel) -> bool:
-        """Whether it fits as it is, and still beside the one that memory is being freed for."""
-        claimant = self._claimant or model
-        after = self._num_bytes_with(model, claimant, without=self._due)
-        return max(self._num_bytes_with(model), after) <= self._limit
-
-    def _num_bytes_with(self, *models: FleetModel, without: Sequence[FleetModel] = ()) -> int:
-        """Memory of these models and all loaded ones but those without."""
-        loaded = {other for other in self._models.values() if other.engine is not None}
-        return sum(other.num_bytes or 0 for other in loaded.difference(without).union(models))
 
     # ------------------------------------------------------------------ unloading
 
@@ -346,16 +233,20 @@ class ModelFleet:
             else:
                 self._set_state(model, model.state)
 
-    async def _unload_idle(self, seconds: float) -> None:
+    async def _unload_unused(self, seconds: float) -> None:
         """Unload on-demand models that were not used for this many seconds; runs for ever."""
         while True:
             await asyncio.sleep(min(5.0, seconds / 5))
             for model in self._models.values():
-                is_old = model.engine and time.monotonic() - model.engine.last_used > seconds
-                if is_old and model.state == "loaded" and not model.plan.at_start:
-                    async with model.changing:
-                        if model.engine is not None:  # not unloaded meanwhile
-                            await self._unload(model, grace=0.0)
+                await self._unload_if_unused(model, seconds)
+
+    async def _unload_if_unused(self, model: FleetModel, seconds: float) -> None:
+        is_old = model.engine and time.monotonic() - model.engine.last_used > seconds
+        if not is_old or model.state != "loaded" or model.plan.at_start:
+            return
+        async with model.changing:
+            if model.engine is not None:  # not unloaded meanwhile
+                await self._unload(model, grace=0.0)
 
     async def _unload(self, model: FleetModel, grace: float, *, is_final: bool = False) -> None:
         """Unload a model if it is not in use any more after grace seconds; is_final: in any case.
@@ -386,24 +277,3 @@ class ModelFleet:
         if consents:
             await asyncio.wait(consents, timeout=grace + ANSWER_SECONDS)
         return all(consent.done() and consent.result() for consent in consents)
-
-
-def _measured(
-    config: EngineConfig, limit: int | None
-) -> tuple[EngineConfig, Footprint, Quality | None]:
-    """The settings for all processes of a model, which are checked, its footprint and quality.
-
-    Imports late: meanwhile the API processes start.
-    """
-    from quire.engine.startup.device_policy import device_type
-    from quire.engine.startup.footprint import footprint_of
-    from quire.engine.startup.resolved_config import check_start
-
-    quality = check_start(config, device_type(config))
-    footprint = footprint_of(config, limit)
-    return pinned(config), footprint, quality
-
-
-def _note_slow_files(name: str) -> None:
-    text = "the files of model %s are still being downloaded or read after %.0f s; open: %s"
-    logger.warning(text, name, NOTE_SECONDS, open_files(os.getpid()))

@@ -20,7 +20,7 @@ from quire.engine.startup.footprint import (
 )
 from quire.engine.startup.gpu_driver import driver_capability
 from quire.engine.startup.kv_cache_size import cache_problem
-from quire.engine.startup.resolved_config import resolve
+from quire.engine.startup.resolved_config import ResolvedConfig, resolve
 from quire.engine.startup.step_memory import DEQUANTIZED_BYTES, dequantizes_keys, step_bytes
 from quire.errors import ConfigError
 
@@ -109,11 +109,7 @@ def plan_memory(
     resolved = resolve(config, memory.device)
     resolved.log_weights()
     config, model_config = resolved.config, resolved.model_config
-    sizes = step_bytes(config, model_config, DTYPES[resolved.dtype].num_bytes)
-    if memory.device == "cuda":
-        sizes["workspace"] += dequantized_bytes(config, model_config)
-        if dequantizes_keys(resolved, driver_capability()):
-            sizes["workspace"] += DEQUANTIZED_BYTES
+    sizes = _step_bytes(resolved, memory.device)
     weights = weights_by_format(config, model_config, resolved.folder)
     share = config.cache.gpu_memory_utilization if memory.device == "cuda" else 1.0
     budget = int(memory.total * share)
@@ -145,6 +141,17 @@ def plan_memory(
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         problem=problem,
     )
+
+
+def _step_bytes(resolved: ResolvedConfig, device: str) -> dict[str, int]:
+    """Bytes beside the weights that a step takes, as fields of a plan."""
+    config, model_config = resolved.config, resolved.model_config
+    sizes = step_bytes(config, model_config, DTYPES[resolved.dtype].num_bytes)
+    if device == "cuda":
+        sizes["workspace"] += dequantized_bytes(config, model_config)
+        if dequantizes_keys(resolved, driver_capability()):
+            sizes["workspace"] += DEQUANTIZED_BYTES
+    return sizes
 
 
 def _problem(

@@ -13,19 +13,13 @@ from pathlib import Path
 import msgspec
 
 from quire.config import STORED_METHODS, EngineConfig, SchemeName
-from quire.core.layer_spec import KVLayerSpec, MoESpec, UnsupportedModelError, check_features
+from quire.core.layer_spec import KVLayerSpec
 from quire.core.pooling_params import PoolingParams
 from quire.core.request_limits import RequestLimits
-from quire.engine.startup.device_policy import (
-    DeviceType,
-    choose_dtype,
-    choose_kv_dtype,
-    torch_reason,
-)
-from quire.engine.startup.footprint import check_weights, has_half_bytes, weights_by_format
+from quire.engine.startup.device_policy import DeviceType, choose_dtype, choose_kv_dtype
+from quire.engine.startup.footprint import check_weights, weights_by_format
 from quire.errors import ConfigError
 from quire.hub import config_folder, model_folder
-from quire.kernels.cpu import native
 from quire.kvcache.kv_sizes import layers_with_types
 from quire.model_folder import GGUF_LINK, unapplied_adapter
 from quire.models.checkpoints.open_checkpoint import weight_bytes
@@ -34,7 +28,6 @@ from quire.models.config.pooling_config import read_pooling
 from quire.models.config.quality_gate import OFF, Quality, gate_limits, pass_gate
 from quire.models.config.quality_report import StaleReportError, read_report
 from quire.models.config.sampling_defaults import read_sampling_defaults
-from quire.models.runtimes.compiled_weights import COMPUTED
 from quire.quantization.scheme import scheme_of
 from quire.tokenizer.load_tokenizer import check_tokenizer
 
@@ -48,9 +41,6 @@ _SKIPS_NOTHING = (
     "kv_cache_dtype_skip_layers has no effect: the whole KV cache is in %s; set kv_cache_dtype to "
     "fp8 or int8, or leave it out"
 )
-MOST_OFFSETS = 2**31 - 1  # in a tensor
-# Requests times key heads of decode attention, NUM_COUNTERS of the kernels, which import Triton.
-MOST_ROWS = 2**18
 # By the name of a checkpoint format: the method of `quire quantize` that writes such weights, or
 # "", and what converts weights to as many bits while they are loaded.
 _MADE_BY: dict[str, tuple[str, SchemeName]] = {
@@ -134,14 +124,11 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
     _check_stored(requested, folder, model_config)
     length_limit = _length_limit(requested, model_config)
     config = _as_stored(requested.resolved(device, length_limit), model_config)
-    if device == "cpu" and config.device.batch_invariant:
-        _check_invariance(config, model_config)
-    if device == "cuda":
-        _refuse_experts(model_config)
+    if device == "cuda" or config.device.batch_invariant:
+        from quire.engine.startup.device_checks import check_device  # most starts on CPUs need none
+
         is_given = requested.scheduler.max_num_batched_tokens > 0
-        _refuse_large_steps(
-            config, model_config, is_given or config.scheduler.enable_chunked_prefill
-        )
+        check_device(config, model_config, device, has_budget=is_given)
     dtype = choose_dtype(config, model_config)
     skipped = config.cache.kv_cache_dtype_skip_layers
     found = ResolvedConfig(
@@ -243,69 +230,6 @@ def _quality(config: EngineConfig, folder: Path, model_config: ModelConfig) -> Q
 
             check_tensors(folder, model_config)  # a damaged file, or a config of another model
         raise
-
-
-def _check_invariance(config: EngineConfig, model_config: ModelConfig) -> None:
-    """Raise ConfigError where a row's results depend on the batch on this CPU."""
-    reason = torch_reason(config)
-    if reason is None:
-        try:
-            check_features(model_config.spec, COMPUTED)
-        except UnsupportedModelError as error:
-            reason = str(error)
-    if reason is not None:
-        raise varies_by_batch(reason)
-    if native.instruction_set() == "amx" and has_half_bytes(config, model_config):
-        raise ConfigError(
-            "batch_invariant: with AMX few and many rows of weights in four bits have different "
-            "kernels; use quantization='int8', or leave batch_invariant out"
-        )
-
-
-def varies_by_batch(reason: str) -> ConfigError:
-    """The error for batch_invariant where PyTorch runs a model on a CPU. reason: why it does."""
-    return ConfigError(
-        f"batch_invariant needs the compiled kernels on a CPU, but PyTorch runs this model "
-        f"({reason}); leave batch_invariant out"
-    )
-
-
-def _refuse_experts(model_config: ModelConfig) -> None:
-    """Raise ConfigError for what no CUDA graph holds: sizes that depend on what tokens are."""
-    for layer in model_config.spec.layers:
-        if isinstance(layer.mlp, MoESpec):
-            raise ConfigError(
-                f"the model has a {layer.mlp.name}, which runs on CPUs only; use device='cpu', or "
-                "take a dense model"
-            )
-
-
-def _refuse_large_steps(config: EngineConfig, model_config: ModelConfig, is_chosen: bool) -> None:
-    """Raise ConfigError for steps with a tensor in which kernels' offsets, of 32 bits, overflow.
-
-    And for more requests than attention has counters for. is_chosen: whether the token budget is
-    not what whole prompts need.
-    """
-    widths = [model_config.hidden_size]
-    key_heads = max(layer.attention.num_kv_heads for layer in model_config.spec.layers)
-    for layer in model_config.spec.layers:
-        attention = layer.attention
-        widths.append((attention.num_heads + 2 * attention.num_kv_heads) * attention.key_dim)
-        widths.append(2 * layer.mlp.intermediate_size)  # gate and up
-    scheduler, rows = config.scheduler, model_config.vocab_size if model_config.has_head else 1
-    for name, count, most in (
-        ("max_num_batched_tokens", scheduler.max_num_batched_tokens, MOST_OFFSETS // max(widths)),
-        ("max_num_seqs", scheduler.max_num_seqs, MOST_OFFSETS // rows),  # of logits
-        ("max_num_seqs", scheduler.max_num_seqs, MOST_ROWS // key_heads),
-    ):
-        if count > most:
-            fix = "lower it"
-            if name == "max_num_batched_tokens" and not is_chosen:
-                fix = "lower max_model_len, as prompts are computed whole, or set "
-                fix += "enable_chunked_prefill"
-            raise ConfigError(
-                f"{name} is {count:,}, but on a GPU it is at most {most:,} for this model; {fix}"
-            )
 
 
 def _length_limit(config: EngineConfig, model_config: ModelConfig) -> int:

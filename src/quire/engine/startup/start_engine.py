@@ -75,15 +75,25 @@ def start_engine(
         partial(_make_scheduler, backend, limits, executor), executor, limits, grammars,
         partial(_find_unsound, resolved) if config.model.load_format != "dummy" else None,
     )  # fmt: skip
-    return core, EngineInfo(
+    num_bytes = num_blocks * bytes_each
+    return core, _engine_info(backend, limits, num_blocks, num_bytes, phases)
+
+
+def _engine_info(
+    backend: Backend, limits: RequestLimits, num_blocks: int, num_bytes: int, phases: Phases
+) -> EngineInfo:
+    """The fixed facts of an engine for its clients. num_bytes: of its KV cache."""
+    resolved = backend.resolved
+    config, model_config = resolved.config, resolved.model_config
+    return EngineInfo(
         model_name=config.model.public_name,
         limits=limits,
         eos_token_ids=[i for i in model_config.eos_token_ids if i < model_config.vocab_size],
         dtype=resolved.dtype,
         device=backend.device,
         num_blocks=num_blocks,
-        block_size=block_size,
-        kv_cache_bytes=num_blocks * bytes_each,
+        block_size=config.cache.block_size,
+        kv_cache_bytes=num_bytes,
         seconds=phases.seconds,
         quantization=_weights_name(config, model_config),
         kv_cache_dtype=resolved.kv_dtype,

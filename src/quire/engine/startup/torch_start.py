@@ -13,12 +13,13 @@ from quire.config import EngineConfig
 from quire.core.layer_spec import UnsupportedModelError
 from quire.engine.startup.backend import Backend, HostBackend
 from quire.engine.startup.compiled_start import compiled_backend, make_decoder
+from quire.engine.startup.device_checks import varies_by_batch
 from quire.engine.startup.device_policy import FP8, choose_kv_dtype, device_type
 from quire.engine.startup.footprint import check_weights
 from quire.engine.startup.gpu_backend import GpuBackend
 from quire.engine.startup.out_of_memory import fitting_weights
 from quire.engine.startup.prefetch import wait_for_triton
-from quire.engine.startup.resolved_config import ResolvedConfig, resolve, varies_by_batch
+from quire.engine.startup.resolved_config import ResolvedConfig, resolve
 from quire.engine.startup.startup_phases import Phases
 from quire.engine.startup.step_tuning import thread_candidates
 from quire.engine.startup.torch_import import give_back_code

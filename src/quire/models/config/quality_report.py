@@ -17,7 +17,6 @@ from quire.config_file import ConfigFile
 from quire.errors import CheckpointError, ConfigError
 from quire.model_folder import named_path, write_whole
 from quire.models.checkpoint_formats.quantization_config import quantization_section
-from quire.models.config.weight_files import json_digest, weight_files
 
 QUALITY_FILE = "quire_quality.json"
 VERSION = 2
@@ -177,6 +176,8 @@ def replacement_problem(folder: Path, tokens: int, limits: QualityLimits) -> str
 
 def _known_by(folder: Path) -> dict[str, str]:
     """The weight files' fingerprints, and that of the settings that they are read by."""
+    from quire.models.config.weight_files import json_digest, weight_files  # most have no report
+
     files, path = weight_files(folder), folder / "config.json"
     section = quantization_section(ConfigFile.read(path)) if path.is_file() else None
     if section is None:

@@ -107,14 +107,17 @@ def bring_to_disk(path: Path, stops: Callable[[], bool]) -> None:
     """
     with path.open("rb") as file:
         if sys.platform == "linux":
-            sync = ctypes.CDLL(None, use_errno=True).sync_file_range
-            sync.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
             for begin in range(0, path.stat().st_size, _PIECE_BYTES):
                 if stops():
                     return
-                if sync(file.fileno(), begin, _PIECE_BYTES, _WRITE_AND_WAIT) != 0:
-                    number = ctypes.get_errno()
-                    if number not in (errno.ENOSYS, errno.EINVAL, errno.ESPIPE):
-                        # this thread's write alone sees it
-                        raise OSError(number, os.strerror(number))
+                _write_piece(file.fileno(), begin)
         os.fsync(file.fileno())
+
+
+def _write_piece(file: int, begin: int) -> None:
+    sync = ctypes.CDLL(None, use_errno=True).sync_file_range
+    sync.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    if sync(file, begin, _PIECE_BYTES, _WRITE_AND_WAIT) != 0:
+        number = ctypes.get_errno()
+        if number not in (errno.ENOSYS, errno.EINVAL, errno.ESPIPE):
+            raise OSError(number, os.strerror(number))  # this thread's write alone sees it

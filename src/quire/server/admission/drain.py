@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import DrainingError
 from quire.server.http.disconnect import TASK_KEY
+from quire.server.http.envelope import OPEN_PATHS
 
 logger = logging.getLogger(__name__)
 
@@ -97,19 +98,18 @@ def cut_error(cancelled: asyncio.CancelledError) -> DrainingError:
 class DrainGate:
     """ASGI middleware: registers requests that do work (POST), and refuses them during a drain.
 
-    open_paths: paths that are always answered, such as health checks.
+    OPEN_PATHS are always answered.
     """
 
-    def __init__(self, app: ASGIApp, drain: Drain, open_paths: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, drain: Drain) -> None:
         self._app = app
         self._drain = drain
-        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if scope["method"] != "POST" or scope["path"] in self._open_paths:
+        if scope["method"] != "POST" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, _closing(send) if self._drain.is_draining else send)
             return
         task = scope["state"][TASK_KEY] = self._drain.enter()

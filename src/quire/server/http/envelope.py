@@ -64,15 +64,10 @@ class Envelope:
             await self._app(scope, receive, send)
             return
         headers = first_headers(scope)
-        request_id, traceparent = _request_id(headers), headers.get(b"traceparent")
-        has_id = scope["path"] not in self._without_id or b"x-request-id" in headers
+        record = _new_record(scope, headers)
+        request_id = record.request_id
+        has_id = record.path not in self._without_id or b"x-request-id" in headers
         state = scope.setdefault("state", {})
-        record = RequestRecord(
-            scope["method"],
-            scope["path"],
-            request_id,
-            None if traceparent is None else traceparent.decode("latin-1"),
-        )
         state["request_id"], state["tenant"], state["record"] = request_id, "", record
 
         def send_with_id(message: Message) -> Awaitable[None]:
@@ -87,10 +82,7 @@ class Envelope:
             return send(message)
 
         try:
-            if self._hosts is not None and scope["path"] not in OPEN_PATHS:  # no secrets in these
-                self._hosts.check(headers)
-            if scope["path"] not in self._open_paths:
-                state["tenant"] = self._keys.admit(scope)
+            state["tenant"] = self._admit(scope, headers)
             await self._app(scope, receive, send_with_id)
         except BaseException as error:  # whatever fails, the client gets an error response
             if not is_failure(error):
@@ -105,11 +97,23 @@ class Envelope:
         finally:
             self._on_end(record)
 
+    def _admit(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str:
+        """The tenant of a request. Raises HttpError for a host or an API key that is unknown."""
+        if self._hosts is not None and scope["path"] not in OPEN_PATHS:  # no secrets in these
+            self._hosts.check(headers)
+        return "" if scope["path"] in self._open_paths else self._keys.admit(scope)
+
 
 _NO_CORS = (
     "pages of other origins may not call this server; start it with --allowed-origins and theirs, "
     "such as --allowed-origins localhost"
 )
+
+
+def _new_record(scope: Scope, headers: Mapping[bytes, bytes]) -> RequestRecord:
+    traceparent = headers.get(b"traceparent")
+    text = None if traceparent is None else traceparent.decode("latin-1")
+    return RequestRecord(scope["method"], scope["path"], _request_id(headers), text)
 
 
 def _header_value(sentences: Sequence[str]) -> bytes:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from quire.core.sampling_params import (
+from quire.core.sampling_checks import (
     FLOAT_RANGES,
     INT_RANGES,
     MAX_ALLOWED_TOKEN_IDS,

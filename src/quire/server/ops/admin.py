@@ -44,6 +44,45 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 _KNOWN_MODEL = "`model` is the name of a model of this server (else 404)."
 
+_STATS = OpenApiEntry(
+    "/stats",
+    "All counters of one model.",
+    reply=AdminStats,
+    errors=(404, 503),
+    names_model=True,
+)
+_RESET_PREFIX_CACHE = OpenApiEntry(
+    "/reset_prefix_cache",
+    "Empty the prefix cache: later requests find nothing in it.",
+    method="post",
+    rules=(
+        "The query may have `reset_running_requests`, which has no effect, and "
+        "`reset_external` (false).",
+    ),
+    reply=Done,
+)
+_MODELS = OpenApiEntry("/admin/models", "All models, loaded or not.", reply=ModelStatuses)
+_LOAD = OpenApiEntry(
+    "/admin/models/load",
+    "Load a model. Answers once it accepts requests.",
+    method="post",
+    rules=(_KNOWN_MODEL,),
+    example={"model": "quire-tiny"},
+    body=LoadRequest,
+    reply=ModelStatus,
+    errors=BODY_ERRORS,
+)
+_UNLOAD = OpenApiEntry(
+    "/admin/models/unload",
+    "Unload a model. Answers once its engine has ended.",
+    method="post",
+    rules=(_KNOWN_MODEL,),
+    example={"model": "quire-tiny", "grace": 5},
+    body=UnloadRequest,
+    reply=ModelStatus,
+    errors=(*BODY_ERRORS, 409),
+)
+
 
 def build_admin_app(loader: ModelLoader, settings: ServerSettings) -> Starlette:
     """Make the ASGI application. Every path needs the admin key, if there is one."""
@@ -80,59 +119,11 @@ class _Endpoints:
     def routes(self) -> list[ApiRoute]:
         """All routes but /openapi.json."""
         return [
-            ApiRoute(
-                self.stats,
-                OpenApiEntry(
-                    "/stats",
-                    "All counters of one model.",
-                    reply=AdminStats,
-                    errors=(404, 503),
-                    names_model=True,
-                ),
-            ),
-            ApiRoute(
-                self.reset_prefix_cache,
-                OpenApiEntry(
-                    "/reset_prefix_cache",
-                    "Empty the prefix cache: later requests find nothing in it.",
-                    method="post",
-                    rules=(
-                        "The query may have `reset_running_requests`, which has no effect, and "
-                        "`reset_external` (false).",
-                    ),
-                    reply=Done,
-                ),
-            ),
-            ApiRoute(
-                self.models,
-                OpenApiEntry("/admin/models", "All models, loaded or not.", reply=ModelStatuses),
-            ),
-            ApiRoute(
-                self.load,
-                OpenApiEntry(
-                    "/admin/models/load",
-                    "Load a model. Answers once it accepts requests.",
-                    method="post",
-                    rules=(_KNOWN_MODEL,),
-                    example={"model": "quire-tiny"},
-                    body=LoadRequest,
-                    reply=ModelStatus,
-                    errors=BODY_ERRORS,
-                ),
-            ),
-            ApiRoute(
-                self.unload,
-                OpenApiEntry(
-                    "/admin/models/unload",
-                    "Unload a model. Answers once its engine has ended.",
-                    method="post",
-                    rules=(_KNOWN_MODEL,),
-                    example={"model": "quire-tiny", "grace": 5},
-                    body=UnloadRequest,
-                    reply=ModelStatus,
-                    errors=(*BODY_ERRORS, 409),
-                ),
-            ),
+            ApiRoute(self.stats, _STATS),
+            ApiRoute(self.reset_prefix_cache, _RESET_PREFIX_CACHE),
+            ApiRoute(self.models, _MODELS),
+            ApiRoute(self.load, _LOAD),
+            ApiRoute(self.unload, _UNLOAD),
         ]
 
     async def stats(self, request: Request) -> Response:

@@ -1,6 +1,6 @@
 """Metrics: the sums over all API processes of a server and over the restarts of its engines.
 
-The metrics' names are in prometheus_page.py. The counting is done in
+The metrics' names are in metric_families.py. The counting is done in
 engine/frontend/request_metrics.py, engine/core/step_log.py and the scheduler. Why this is not
 prometheus_client's multiprocess mode: docs/decisions/server.md.
 """

@@ -9,7 +9,7 @@ import pytest
 from asgi_client import Post
 from fake_engine import LIMITS, FakeEngine
 
-from quire.core.sampling_params import MAX_ALLOWED_TOKEN_IDS, MAX_N
+from quire.core.sampling_checks import MAX_ALLOWED_TOKEN_IDS, MAX_N
 
 
 def test_whole_answer(complete: Post) -> None:

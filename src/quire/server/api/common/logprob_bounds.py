@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from quire.core.request_limits import RequestLimits
 from quire.core.request_output import PositionLogprobs, RequestOutput
-from quire.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from quire.core.sampling_checks import MAX_LOGPROBS
+from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.prompt_encoding import Prompt
 from quire.errors import invalid_value
 from quire.server.api.common.logprob_formats import ALL

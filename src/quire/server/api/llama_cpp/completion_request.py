@@ -10,7 +10,8 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from quire.core.sampling_params import MAX_BIAS, MAX_LOGIT_BIAS, SamplingParams
+from quire.core.sampling_checks import MAX_BIAS, MAX_LOGIT_BIAS
+from quire.core.sampling_params import SamplingParams
 from quire.errors import invalid_value
 from quire.server.api.common.generation_request import (
     MAX_CHOICES,
