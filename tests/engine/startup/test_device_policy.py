@@ -197,3 +197,13 @@ def test_a_start_says_why_it_needs_pytorch(
         assert warnings.count(_FP8_WEIGHTS) == is_slow, options
     assert torch_reason(config_of(device="cuda")) == "the model runs on a GPU"
     assert torch_reason(config_of(device="cpu")) is None
+
+
+@pytest.mark.parametrize(
+    ("machine", "message"), [("x86_64", "install again with a C++ compiler"), ("aarch64", "yet")]
+)
+def test_a_start_without_kernels_says_what_helps(
+    machine: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert message in torch_start._no_kernels()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 from functools import cache, partial
 
 import torch
@@ -37,11 +38,6 @@ from quire.models.runtimes.torch_model import with_cache
 from quire.processes import check_process
 
 logger = logging.getLogger(__name__)
-
-_UNCOMPILED = (
-    "there are no compiled kernels for this processor, and steps take several times as long; "
-    "install again with a C++ compiler, if there was none"
-)
 
 _FP8_WEIGHTS = "FP8 has no kernel for CPUs and is many times slower than 16 bits; use int8"
 
@@ -143,10 +139,18 @@ def _with_known_kv_dtype(resolved: ResolvedConfig, device: torch.device) -> Reso
     return replace(resolved, kv_dtype=found)
 
 
+def _no_kernels() -> str:
+    """The reason why there are no compiled kernels here, and the fix if there is one."""
+    if (machine := platform.machine()) in ("x86_64", "AMD64"):
+        fix = "install again with a C++ compiler, if there was none"
+        return f"there are no compiled kernels for this processor ({fix})"
+    return f"Quire has no kernels for {machine} processors yet"
+
+
 def _host_backend(resolved: ResolvedConfig, model: LlamaForCausalLM, phases: Phases) -> HostBackend:
     """The compiled decoder over the loaded weights, or PyTorch's modules where it cannot serve."""
     if native.library() is None and native.VARIABLE not in os.environ:
-        logger.warning("%s", _UNCOMPILED)
+        logger.warning("%s; steps take several times as long", _no_kernels())
     try:
         decoder = make_decoder(resolved, compiled_weights_of(model))
     except UnsupportedModelError as error:
