@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from child_process import run_to_end
 from server_process import end_server, running_server
 from streams import wait_until
 from test_processes import Server
@@ -22,14 +23,11 @@ def small_folder() -> Iterator[Path]:
     """A file system of 256 KiB, with a shorter path than pytest's: sockets are in it."""
     folder = Path(tempfile.mkdtemp())
     mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)]
-    if (
-        sys.platform != "linux"
-        or subprocess.run(mount, capture_output=True, check=False).returncode
-    ):
+    if sys.platform != "linux" or run_to_end(mount).returncode:
         folder.rmdir()
         pytest.skip("no file system can be mounted")
     yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=False)
+    run_to_end(["umount", "-l", str(folder)])
     folder.rmdir()
 
 

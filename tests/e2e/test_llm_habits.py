@@ -9,7 +9,6 @@ import os
 import pprint
 import re
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -22,6 +21,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from child_process import run_to_end
 from msgspec.structs import replace
 
 from quire import LLM, BeamSearchParams, EngineArgs, PoolingParams, RequestOutput, SamplingParams
@@ -396,7 +396,7 @@ os._exit(0)
 def test_calls_in_a_forked_process_are_refused() -> None:
     """It would wait for threads that it does not have."""
     command = [sys.executable, "-W", "ignore", "-c", FORKS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    done = run_to_end(command)
     lines = done.stdout.splitlines()
     assert (done.returncode, len(lines)) == (0, 6), done
     fix = r"; make an LLM in each process that uses one, and none before .*get_context\('spawn'\)$"
@@ -432,7 +432,7 @@ def test_a_fork_of_a_program_that_has_run_pytorch_is_refused(
     """runs_again: PyTorch runs in the fork alone."""
     code = f"RUNS, HAS_THREAD, RUNS_AGAIN = {runs}, {has_thread}, {runs_again}" + FORKED_TORCH
     command = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    done = run_to_end(command)
     assert done.returncode == runs, done
     assert ("ConfigError: PyTorch has run in the process that" in done.stderr) == runs, done
 

@@ -8,7 +8,6 @@ import json
 import os
 import pickle
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+from child_process import run_to_end
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 
@@ -77,7 +77,7 @@ def test_a_text_is_encoded_where_the_library_gets_no_threads() -> None:
     env = os.environ | {"RUST_MIN_STACK": str(1 << 47)}  # of a thread: beyond all addresses
     env.pop("TOKENIZERS_PARALLELISM", None)
     command = [sys.executable, "-c", WITHOUT_THREADS, str(BUNDLED.parent)]
-    run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    run = run_to_end(command, env=env)
     assert run.stdout == "red shoes\n", run.stderr
     assert "thread pool has not been initialized" in run.stderr
 

@@ -6,13 +6,13 @@ import http.client
 import json
 import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
+from child_process import run_to_end
 from fake_engine import FakeEngine
 from live_server import Running, as_new, raw_post, read_all, wait_for
 
@@ -115,10 +115,9 @@ def test_upgrades_in_one_piece_with_others_and_with_chunks(server: Running) -> N
 def test_javas_own_client_is_answered(server: Running, tmp_path: Path) -> None:
     (tmp_path / "Ask.java").write_text(JAVA_CLIENT)
     url = f"http://127.0.0.1:{server.port}/v1/completions"
-    done = subprocess.run(
-        ["java", "-Xshare:auto", "-XX:TieredStopAtLevel=1", "Ask.java", url],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = run_to_end(
+        ["java", "-Xshare:auto", "-XX:TieredStopAtLevel=1", "Ask.java", url], cwd=tmp_path
+    )
     assert done.stdout.splitlines()[0].startswith("200 "), done.stderr
     assert len(done.stdout.splitlines()) == 2
 
