@@ -115,7 +115,7 @@ def test_tensors_may_not_overlap(tmp_path: Path) -> None:
         read(tmp_path, wrong + struct.pack("<IQ", 0, 32) + rest + bytes(1024))
 
 
-@settings(max_examples=300, deadline=2000)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_no_damage_does_more_than_raise(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, data: st.DataObject
