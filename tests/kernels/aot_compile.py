@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from typing import Any
 import machine_code
 import triton
 import triton.language as tl
-from child_process import run_to_end
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -122,5 +122,6 @@ def _shown(cubin: bytes, what: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = run_to_end([tool, what, file.name], check=True)
+        command = [tool, what, file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     return done.stdout
