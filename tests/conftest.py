@@ -133,6 +133,11 @@ def no_thread_left(
     return context
 
 
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """A thread that goes on does not hold up the end for long."""
+    faulthandler.dump_traceback_later(120.0, exit=True, file=config.stash[STDERR])
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     index = {name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: index.get(item.path.name, len(LONG)))
