@@ -63,6 +63,13 @@ if capability_here() == (0, 0):
 STDERR = pytest.StashKey[int]()
 
 
+# Of the person who runs the tests: servers on loopback need no proxy, keys and widths are a test's.
+for name in ("COLUMNS", "FORCE_COLOR", "QUIRE_ADMIN_API_KEY", "QUIRE_API_KEY"):
+    os.environ.pop(name, None)
+for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+    del os.environ[name]
+
+
 def limit_time(item: pytest.Item) -> None:
     """End the process later than pytest-timeout raises, which C and uvloop never hear of.
 

@@ -1,4 +1,4 @@
-"""A test that hangs fails, wherever it hangs, and shows where."""
+"""A test that hangs fails, also where pytest-timeout cannot end it, and shows where."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ def test(ends_late):
 @pytest.mark.parametrize(
     ("content", "shown"),
     [
-        ("import threading\ndef test(): threading.Event().wait()", r"Failed: Timeout \(>2"),
         (IN_C, "line 6 in test$"),
         (AFTER_AN_ERROR, "line 6 in ends_late$"),
     ],
-    ids=["in Python", "in C", "after an error"],
+    ids=["in C", "after an error"],
 )
 def test_one_that_hangs_fails_and_shows_where(content: str, shown: str, tmp_path: Path) -> None:
     (tmp_path / "test_hanging.py").write_text(content)

@@ -15,7 +15,7 @@ import pytest
 from child_process import run_to_end
 from server_process import end_server, running_server
 from streams import wait_until
-from test_processes import Server
+from test_processes import Server, answers_well
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_full_temporary_folder_costs_a_line_and_no_request(small_folder: Path)
             victim.wait(10)
         wait_until(lambda: len(server.children("quire.engine.processes.engine_process")) == 1)
         wait_until(lambda: len(server.workers) == 2)
-        time.sleep(2.0)  # until both accept requests again
+        wait_until(lambda: all(answers_well(server, "/ready") for _ in range(8)))  # of both
         for _ in range(8):
             server.complete("a", max_tokens=300)
         log = end_server(process)
