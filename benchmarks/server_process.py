@@ -21,7 +21,11 @@ def start_program(command: Sequence[str], **options: Any) -> tuple[Process, str]
     options = {"stderr": subprocess.DEVNULL} | options
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
     assert process.stdout is not None
-    ready = re.search(r"ready at (http://\S+)", process.stdout.readline())
+    try:
+        ready = re.search(r"ready at (http://\S+)", process.stdout.readline())
+    except BaseException:  # an interrupt, or a test's limit
+        process.kill()
+        raise
     if ready is None:
         process.kill()
         raise RuntimeError(f"{command[-1]} did not start: {process.wait()}")

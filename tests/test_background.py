@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from child_process import run_to_end
 
 from quire.background import (
     MODULE,
@@ -81,12 +81,10 @@ def test_a_module_is_imported_behind_others_and_runs_beside_them(
         "def main(): print(imported, niceness())\n"
     )
     (tmp_path / "guest.py").write_text(code)
-    run = subprocess.run(
+    run = run_to_end(
         [sys.executable, "-m", MODULE, "guest"],
-        capture_output=True,
-        text=True,
-        check=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        check=True,
     )
     before = _niceness()
     assert run.stdout.split() == [str(min(19, before + NICENESS)), str(before)]

@@ -7,13 +7,13 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tomllib
 from functools import cache
 from pathlib import Path
 
 import pytest
+from child_process import run_to_end
 
 from quire.cli import serve
 
@@ -61,7 +61,7 @@ def unit() -> configparser.ConfigParser:
 @cache
 def pip_help(command: str) -> str:
     asked = [sys.executable, "-m", "pip", command, "--help"]
-    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    return run_to_end(asked, check=True).stdout
 
 
 def test_there_are_commands_to_check() -> None:
@@ -127,8 +127,5 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     program.chmod(0o755)
     copy = tmp_path / "quire.service"
     copy.write_text(UNIT.read_text().replace("/opt/quire/bin/quire", str(program)))
-    done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(copy)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run_to_end(["systemd-analyze", "verify", "--man=no", str(copy)])
     assert "quire.service" not in done.stderr

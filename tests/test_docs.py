@@ -7,13 +7,13 @@ import importlib
 import io
 import re
 import shlex
-import subprocess
 import sys
 import textwrap
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from child_process import run_to_end
 from house_files import ROOT, load_program
 
 import quire
@@ -288,7 +288,7 @@ def test_the_readme_example_answers_as_it_says() -> None:
     readme = (ROOT / "README.md").read_text()
     code = readme.split("```python\n")[1].split("```")[0]
     promised = code.rsplit("# ", 1)[1].strip().split(", ")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_to_end([sys.executable, "-c", code], check=True)
     assert done.stdout.splitlines()[-len(promised) :] == promised
 
 
@@ -315,7 +315,7 @@ def test_python_in_a_page_runs_and_prints_what_it_says(page: str) -> None:
     ]
     source = "async def main():\n" + textwrap.indent("\n".join(lines), "    ")
     code = f"{source}\nimport asyncio\nasyncio.run(main())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_to_end([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr
     for _, shown in blocks(page):
         plain = re.sub(r"  +#.*", "", shown).strip()

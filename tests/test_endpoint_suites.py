@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from child_process import run_to_end
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "endpoint_suites"
 
@@ -39,9 +39,9 @@ def test_a_reason_is_that_of_a_test_and_its_message(suites: Any) -> None:
 def test_outcomes_that_nobody_named_are_not_judged(tmp_path: Path) -> None:
     """An older run, of another version perhaps, left them in the temporary folder."""
     (tmp_path / "endpoint_suites.jsonl").write_text("")
-    ended = subprocess.run(
+    ended = run_to_end(
         [sys.executable, FOLDER.with_suffix(".py"), "--out", tmp_path],
-        env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )
     assert (ended.returncode, "--rows" in ended.stderr) == (2, True)
     assert list(tmp_path.iterdir()) == [tmp_path / "endpoint_suites.jsonl"]

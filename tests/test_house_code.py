@@ -196,6 +196,18 @@ def test_one_module_chooses_tritons_interpreter() -> None:
     expect_only(names, {"conftest.py"}, "delete the line: conftest.py sets it for all tests")
 
 
+def test_no_test_waits_for_a_program_without_a_limit() -> None:
+    waits = re.compile(r"subprocess\.(run|call|check_call|check_output)$")
+    found = (
+        f"{path}:{node.lineno}: {ast.unparse(node.func)}"
+        for path in TESTS
+        for node in nodes(path)
+        if isinstance(node, ast.Call) and waits.match(ast.unparse(node.func))
+        if not any(keyword.arg == "timeout" for keyword in node.keywords)
+    )
+    expect_none(found, "call run_to_end of child_process.py")
+
+
 def test_weight_types_are_looked_up_in_one_table() -> None:
     """On a GPU: `linear_of` in linear_table.py."""
     chain = re.compile(r"isinstance\([^()]*(Fp8Weight|Int8Weight|Int4W\w+|CodebookWeight)")

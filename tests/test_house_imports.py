@@ -6,12 +6,12 @@ import ast
 import functools
 import itertools
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from child_process import run_to_end
 from house_files import (
     FILES,
     NATIVE,
@@ -264,7 +264,7 @@ def test_torch_free_rooms_import_without_torch() -> None:
 
 def expect_to_run(code: str, fix: str) -> None:
     """Fail with the traceback of the program and the fix, unless it runs to its end."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_to_end([sys.executable, "-c", code])
     assert done.returncode == 0, f"{done.stderr}\n{fix}"
 
 
@@ -290,10 +290,7 @@ def test_import_takes_milliseconds() -> None:
         "import time; begin = time.process_time(); import quire\n"
         "print((time.process_time() - begin) * 1000)"
     )
-    runs = [
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
-        for _ in range(3)
-    ]
+    runs = [float(run_to_end([sys.executable, "-c", code], check=True).stdout) for _ in range(3)]
     assert min(runs) < 100.0, "import in functions what `import quire` itself does not need"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import httpx
 import huggingface_hub
 import pytest
+from child_process import run_to_end
 from huggingface_hub import errors
 
 from quire import hub
@@ -138,10 +138,10 @@ def test_failures_say_what_to_do(
     ],
 )
 def test_variables_that_the_client_cannot_read_are_named(variable: str, value: str) -> None:
-    found = subprocess.run(
+    found = run_to_end(
         [sys.executable, "-m", "quire", "generate", "org/model", "--prompt", "a"],
-        env=os.environ | {variable: value}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env=os.environ | {variable: value},
+    )
     assert "Traceback" not in found.stderr
     assert re.search("(?m)^error: the hub's client .*correct HF_ENDPOINT, or", found.stderr)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 import sys
 import threading
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import pytest
+from child_process import run_to_end
 
 from quire.line_writer import BRIEF_WAIT_SECONDS, MAX_QUEUED_BYTES, LineWriter
 from quire.logs import JsonFormatter, LineHandler, RecordWithFields, TextFormatter
@@ -43,7 +43,7 @@ def test_levels_and_format_are_set_for_the_process() -> None:
         "configure_logging(LogOptions('warning', 'json')); log = logging.getLogger('a')\n"
         "log.info('quiet'); log.warning('loud')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_to_end([sys.executable, "-c", code], check=True)
     assert json.loads(done.stderr)["message"] == "loud"
 
 
@@ -54,7 +54,7 @@ def test_requests_to_the_hub_are_not_logged() -> None:
         "for name in ('httpx', 'httpx2', 'huggingface_hub', 'urllib3', 'filelock'):\n"
         "    logging.getLogger(name).info('quiet'); logging.getLogger(name).warning('loud')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_to_end([sys.executable, "-c", code], check=True)
     assert (done.stderr.count("quiet"), done.stderr.count("loud")) == (0, 5)
 
 
@@ -152,7 +152,7 @@ def test_a_forked_process_has_a_writer_of_its_own() -> None:
         "if os.fork() == 0: log.info('child'); logging.shutdown(); os._exit(0)\n"
         "os.wait()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_to_end([sys.executable, "-c", code], check=True)
     assert sorted(line.split()[-1] for line in done.stderr.splitlines()) == ["child", "parent"]
 
 
@@ -163,7 +163,7 @@ def test_what_python_prints_takes_the_same_path() -> None:
         "warnings.warn('old', stacklevel=1); print('plain', file=sys.stderr); sys.stderr.flush()\n"
         "raise ValueError('last')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_to_end([sys.executable, "-c", code])
     first, second, *others = done.stderr.splitlines()
     assert "old" in json.loads(first)["message"]
     assert second == "plain"
@@ -180,7 +180,7 @@ def test_the_last_words_of_a_process_that_dies_at_once_are_written(last: str, de
         "configure_logging(LogOptions('info', 'text')); log = logging.getLogger('a')\n"
         f"{last}; {death}"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_to_end([sys.executable, "-c", code])
     assert done.stderr.endswith("last\n")
 
 
@@ -210,7 +210,7 @@ def test_stderr_has_the_attributes_of_the_stream_behind() -> None:
         "assert not hasattr(sys.stderr, 'missing')\n"
         "sys.stderr.buffer.write(b'bytes'); sys.stderr.buffer.flush()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_to_end([sys.executable, "-c", code])
     assert done.stderr == "bytes"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pydoc
-import subprocess
 import sys
 from pathlib import Path
 from typing import get_type_hints
@@ -11,6 +10,7 @@ from typing import get_type_hints
 import numpy as np
 import pytest
 import torch
+from child_process import run_to_end
 
 import quire
 from quire.compat.names_table import rows_of
@@ -61,7 +61,7 @@ def test_a_program_may_have_the_commands_name(tmp_path: Path, folder: str) -> No
         "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
         "import quire\n"
     )
-    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
+    ended = run_to_end([sys.executable, program], check=True)
     assert "Error" not in ended.stderr
 
 
@@ -107,7 +107,7 @@ def test_a_wrong_name_fails_a_type_checker(tmp_path: Path) -> None:
         + "kinds = ['a', [1, 2]]\nLLM('m').generate(kinds)\n"
     )
     command = [sys.executable, "-m", "mypy", "--follow-imports=silent", "--no-incremental"]
-    done = subprocess.run([*command, str(script)], capture_output=True, text=True, check=False)
+    done = run_to_end([*command, str(script)])
     lines = [line.partition(": error: ") for line in done.stdout.splitlines() if "error:" in line]
     assert [location.rpartition(":")[2] for location, _, _ in lines] == [*"3456789"], done.stdout
     assert 'keyword argument "max_model_length"' in lines[0][2]

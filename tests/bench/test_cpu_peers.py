@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy
 import pytest
+from child_process import run_to_end
 from cpu_growth import Work
 from cpu_peers import chosen, next_due, result_of
 from cpu_tables import cpu_peers
@@ -191,7 +191,7 @@ def test_an_environment_of_wheels_has_what_they_lack_from_this_interpreter(tmp_p
     cache = PeerCache(tmp_path / "cache", here=("transformers",), wheels=tmp_path / "wheels")
     python = cache.python_of("openvino")
     imports = "import numpy, openvino_genai; print(numpy.__file__, openvino_genai.version)"
-    done = subprocess.run([python, "-c", imports], capture_output=True, text=True, check=True)
+    done = run_to_end([python, "-c", imports], check=True)
     assert done.stdout.split() == [str(numpy.__file__), "7"]
     done = (tmp_path / "cache" / "openvino" / "installed").stat().st_mtime_ns
     assert cache.python_of("openvino") == python

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import gpu_serving
 import pytest
+from child_process import run_to_end
 
 from quire.processes import is_alive
 
@@ -49,7 +50,7 @@ def test_options_that_are_not_given_have_values(monkeypatch: pytest.MonkeyPatch)
 def test_without_a_gpu_nothing_is_measured() -> None:
     command = [sys.executable, "gpu_serving.py", "--only", "voice-1b", "--seconds", "5"]
     env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, cwd=BENCHMARKS, env=env, capture_output=True, text=True)
+    done = run_to_end(command, cwd=BENCHMARKS, env=env)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("no GPU was found")
 

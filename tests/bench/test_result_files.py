@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 import record
 import serving_table
 import tables
+from child_process import run_to_end
 from gpu_serving import _NO_TIME, Bench, Results
 from workloads.plan import WORKLOADS
 
@@ -35,9 +35,7 @@ def test_a_try_leaves_recorded_results_as_they_are(
     code += "; print(record.save(args.name, {'rows': []}, args.out))"
     command = [sys.executable, "-c", code, *option]
     env = os.environ | {"QUIRE_RECORD": variable, "PYTHONPATH": ""}
-    done = subprocess.run(
-        command, env=env, cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = run_to_end(command, env=env, cwd=tmp_path, check=True)
     assert Path(done.stdout.strip()) == tmp_path / folder / "x.json"
     assert Path(done.stdout.strip()).is_file()
     assert ("QUIRE_RECORD=1 replaces" in done.stderr) == (folder != "results")
@@ -90,7 +88,7 @@ def test_a_level_that_failed_in_part_says_so() -> None:
 )
 def test_a_script_that_lacks_something_says_it_in_a_line(words: str, said: str) -> None:
     command = [sys.executable, *words.split()]
-    done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, check=False)
+    done = run_to_end(command, cwd=BENCHMARKS)
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     assert said in done.stderr

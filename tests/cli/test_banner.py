@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from child_process import run_to_end
 
 from quire.cli.banner import (
     CHAT,
@@ -28,9 +28,7 @@ def header(settings: ServerSettings, *, from_environment: bool, **variables: str
     key = key_in_shell(settings, from_environment=from_environment)
     text = ready_text([], {"m": ""}, "http://127.0.0.1:1", 2.0, key=key)
     command = text[text.index("curl") :].replace("curl", "printf '%s|'", 1)
-    done = subprocess.run(
-        ["sh", "-c", command], capture_output=True, text=True, check=True, env=variables
-    )
+    done = run_to_end(["sh", "-c", command], env=variables, check=True)
     words = done.stdout.split("|")
     assert words[0] == "http://127.0.0.1:1/v1/chat/completions"
     return next((word for word in words if word.startswith("Authorization")), "")

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
 
+from child_process import run_to_end
 from fake_engine import FakeEngine
 
 from quire.cli import batch_file, main
@@ -185,12 +186,12 @@ def test_a_dash_is_standard_input_and_output(tmp_path: Path) -> None:
     target.write_bytes(b"dear\n")
     command = [sys.executable, "-m", "quire", "run-batch", "-i", "-", "-o", "-"]
     with target.open("ab") as output:
-        done = subprocess.run(
+        done = run_to_end(
             [*command, "--num-blocks", "64"],
             input=line("a", CHAT | {"max_tokens": 3}),
             stdout=output,
-            stderr=subprocess.PIPE,
             cwd=tmp_path,
+            text=False,
         )
     assert done.returncode == 0
     assert b"1 of 1 requests answered; see standard output\n" in done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import re
-import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from child_process import run_to_end
 
 SERVER_TESTS = Path(__file__).parents[1] / "server"
 sys.path.insert(0, str(SERVER_TESTS))
@@ -256,8 +256,6 @@ def test_figures_are_grey_where_a_terminal_has_it(
 
 def test_what_has_no_effect_is_a_note() -> None:
     words = ["chat", "quire-tiny", "hi", "--think=false", "--max-tokens", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "quire", *words], capture_output=True, text=True, input=""
-    )
+    done = run_to_end([sys.executable, "-m", "quire", *words], input="")
     assert done.stderr.startswith("note: chat_template_kwargs: 'enable_thinking' has no effect: ")
     assert "NoEffectWarning" not in done.stderr

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from child_process import run_to_end
 
 from quire import processes
 from quire.cli import COMMANDS, main, profile, serve, served_models
@@ -352,13 +353,11 @@ def test_start_is_quick_and_without_torch() -> None:
         "import sys; sys.modules['torch'] = None; from quire.cli import main\n"
         "for word in ('serve', 'chat', 'generate', 'demo'): assert main([word, '--help']) == 0\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    run_to_end([sys.executable, "-c", code], check=True)
 
 
 def test_module_is_the_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "quire", "--version"], capture_output=True, text=True, check=True
-    )
+    done = run_to_end([sys.executable, "-m", "quire", "--version"], check=True)
     assert re.fullmatch(r"quire \d+\.\d+\.\d+\n", done.stdout)
 
 
@@ -442,7 +441,7 @@ def test_a_command_encodes_its_text_without_threads() -> None:
     env = os.environ | {"RAYON_NUM_THREADS": "100"}
     env.pop("TOKENIZERS_PARALLELISM", None)
     command = [sys.executable, "-c", THREADS]
-    run = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    run = run_to_end(command, env=env, check=True)
     assert int(run.stdout.splitlines()[-1]) < 100
 
 
@@ -493,7 +492,7 @@ def test_ctrl_c_while_the_command_is_imported(
     (tmp_path / program).parent.mkdir(exist_ok=True)
     (tmp_path / program).write_text(INTERRUPTED_IMPORT)
     words = [sys.executable, str(tmp_path / program), module]
-    done = subprocess.run(words, capture_output=True, text=True)
+    done = run_to_end(words)
     assert ("KeyboardInterrupt" in done.stderr) == (status is None)
     assert ("Traceback" in done.stderr) == (status is None)
     assert status in (None, done.returncode)
@@ -524,9 +523,7 @@ def test_an_output_gets_escapes_of_what_it_lacks(
 @pytest.mark.parametrize("words", ["serve --help", "serve --dry-run"])  # argparse's, and rich's
 def test_reader_that_leaves(words: str) -> None:
     command = f"{sys.executable} -m quire {words} | true"
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
-    )
+    done = run_to_end(["bash", "-o", "pipefail", "-c", command])
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -551,7 +548,7 @@ def test_errors_name_options(text: str, parsed: str) -> None:
 def test_a_full_disk_is_reported_in_one_line(words: list[str]) -> None:
     command = [sys.executable, "-m", "quire", *words]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+        done = run_to_end(command, stdout=full)
     assert done.returncode == 1
     assert done.stderr == "error: the disk is full; free some of it, or write elsewhere\n"
 
@@ -565,7 +562,5 @@ def test_a_full_disk_is_reported_in_one_line(words: list[str]) -> None:
     ],
 )
 def test_closed_streams_and_dummy_weights_are_no_failure(command: str) -> None:
-    done = subprocess.run(
-        ["sh", "-c", f"{shlex.quote(sys.executable)} -m quire {command}"], capture_output=True
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    done = run_to_end(["sh", "-c", f"{shlex.quote(sys.executable)} -m quire {command}"])
+    assert done.returncode == 0, done.stderr

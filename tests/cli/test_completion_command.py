@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import subprocess
 
 import pytest
+from child_process import run_to_end
 
 from quire.cli import COMMANDS, main
 
@@ -17,7 +17,7 @@ def offered(script: str, *words: str) -> list[str]:
         f"{script}\nCOMP_WORDS=(quire {shlex.join(words)}); COMP_CWORD={len(words)}; _quire\n"
         'printf "%s\\n" "${COMPREPLY[@]}"'
     )
-    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+    done = run_to_end(["bash", "-c", code], check=True)
     assert done.stderr == ""
     return done.stdout.split()
 

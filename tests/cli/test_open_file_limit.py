@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+from child_process import run_to_end
+
 from quire.cli.open_file_limit import WANTED
 
 SERVE = [sys.executable, "-m", "quire", "serve", "--port", "0", "--load-format", "null"]
@@ -17,9 +19,7 @@ def limited(soft: int, hard: int) -> Callable[[], None]:
 
 
 def test_too_low_a_limit_is_refused_in_a_sentence() -> None:
-    done = subprocess.run(
-        SERVE, preexec_fn=limited(24, 24), capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_to_end(SERVE, preexec_fn=limited(24, 24))
     assert done.returncode == 2
     assert done.stderr.startswith("error: the limit of open files is 24, and a server needs 128")
     assert len(done.stderr.splitlines()) == 1
@@ -32,7 +32,7 @@ def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
     )
     hard = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 4096)
     command = [sys.executable, "-c", code]
-    out = subprocess.check_output(command, preexec_fn=limited(24, hard), text=True)
+    out = run_to_end(command, preexec_fn=limited(24, hard), check=True).stdout
     assert out.split() == [str(min(WANTED, hard)), str(hard)]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import pytest
+from child_process import run_to_end
 
 from quire.cli import main
 from quire.cli.serve import make_parser
@@ -139,7 +140,7 @@ def test_the_parent_reads_no_web_framework_before_it_starts_the_others() -> None
         "quire.server.api.common.generation_request",
     ]
     code = f"import sys, quire.cli.serve; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_to_end([sys.executable, "-c", code], check=True)
     assert done.stdout.strip() == "[]"
 
 

@@ -7,11 +7,11 @@ import copy
 import dataclasses
 import pickle
 import re
-import subprocess
 import sys
 from typing import Any
 
 import pytest
+from child_process import run_to_end
 
 import quire
 from quire.compat.method_names import _OF_CLASS, METHODS, what_to_use
@@ -191,5 +191,5 @@ def test_a_call_of_a_model_says_what_to_use() -> None:
 
 def test_the_table_is_not_read_where_nothing_is_missing() -> None:
     code = "import sys, quire.llm; print('quire.compat.method_names' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_to_end([sys.executable, "-c", code], check=True)
     assert done.stdout == "False\n"

@@ -6,11 +6,11 @@ import importlib
 import os
 import re
 import shlex
-import subprocess
 import sys
 from unittest import mock
 
 import pytest
+from child_process import run_to_end
 
 import quire
 from quire.cli import chat, generate, quantize, serve
@@ -207,7 +207,7 @@ def test_names_of_such_modules_may_be_tried() -> None:
 @pytest.mark.parametrize("module", PROGRAMS)
 def test_programs_of_other_engines_end_with_the_command(module: str) -> None:
     argv = ["-m", f"quire.{module}", "--model", "X", "--max-model-len", "8 K"]
-    done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, check=False)
+    done = run_to_end([sys.executable, *argv])
     command = " ".join(["quire", *PROGRAMS[module], "--model X --max-model-len '8 K'"])
     text = f"quire has no program {module}; use `{command}`\n"
     assert (done.returncode, done.stderr) == (1, text)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from child_process import run_to_end
 
 from quire.cli import main, quantize, verify
 from quire.compress import layer_stream, quality_check
@@ -170,7 +170,7 @@ sys.meta_path.insert(0, Interrupt())
 from quire.cli import main
 main(["quantize", "quire-tiny", "--method", "rtn", "--out", {str(tmp_path / "out")!r}])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_to_end([sys.executable, "-c", program])
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
     assert not (tmp_path / "out").exists()
 

@@ -333,7 +333,7 @@ anything = st.one_of(
 )
 
 
-@settings(max_examples=200, derandomize=True, database=None)
+@settings(max_examples=200)
 @given(field=st.sampled_from(SamplingParams.__struct_fields__), value=anything)
 def test_any_value_is_taken_or_refused_by_name(field: str, value: Any) -> None:
     refused = None

@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import anyio
 import pytest
+from child_process import run_to_end
 from server_process import end_server, running_server
 
 # Loads anyio's part for asyncio now. pytest parses it, for anyio has a plugin, and CPython 3.11
@@ -195,7 +195,5 @@ def test_llm(base: str, tmp_path: Path) -> None:
     environment = os.environ | {"LLM_USER_PATH": str(tmp_path)}
     for more in ([], ["--no-stream"]):
         command = [sys.executable, "-m", "llm", "-m", "ours", "-o", "temperature", "0", *more]
-        done = subprocess.run(
-            [*command, QUESTION], env=environment, capture_output=True, text=True, check=False
-        )
+        done = run_to_end([*command, QUESTION], env=environment)
         assert ANSWER.search(done.stdout), done.stderr

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from child_process import run_to_end
 from server_process import end_server, running_server
 from streams import wait_until
-from test_processes import Server
+from test_processes import Server, answers_well
 
 
 @pytest.fixture
@@ -22,14 +23,11 @@ def small_folder() -> Iterator[Path]:
     """A file system of 256 KiB, with a shorter path than pytest's: sockets are in it."""
     folder = Path(tempfile.mkdtemp())
     mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)]
-    if (
-        sys.platform != "linux"
-        or subprocess.run(mount, capture_output=True, check=False).returncode
-    ):
+    if sys.platform != "linux" or run_to_end(mount).returncode:
         folder.rmdir()
         pytest.skip("no file system can be mounted")
     yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=False)
+    run_to_end(["umount", "-l", str(folder)])
     folder.rmdir()
 
 
@@ -57,7 +55,7 @@ def test_a_full_temporary_folder_costs_a_line_and_no_request(small_folder: Path)
             victim.wait(10)
         wait_until(lambda: len(server.children("quire.engine.processes.engine_process")) == 1)
         wait_until(lambda: len(server.workers) == 2)
-        time.sleep(2.0)  # until both accept requests again
+        wait_until(lambda: all(answers_well(server, "/ready") for _ in range(8)))  # of both
         for _ in range(8):
             server.complete("a", max_tokens=300)
         log = end_server(process)

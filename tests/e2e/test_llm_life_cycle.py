@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from child_process import run_to_end
 from llm_calls import GREEDY, texts
 from msgspec.structs import replace
 
@@ -148,7 +148,7 @@ os._exit(0)
 def test_calls_in_a_forked_process_are_refused() -> None:
     """It would wait for threads that it does not have."""
     command = [sys.executable, "-W", "ignore", "-c", FORKS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    done = run_to_end(command)
     lines = done.stdout.splitlines()
     assert (done.returncode, len(lines)) == (0, 6), done
     fix = r"; make an LLM in each process that uses one, and none before .*get_context\('spawn'\)$"
@@ -184,7 +184,7 @@ def test_a_fork_of_a_program_that_has_run_pytorch_is_refused(
     """runs_again: PyTorch runs in the fork alone."""
     code = f"RUNS, HAS_THREAD, RUNS_AGAIN = {runs}, {has_thread}, {runs_again}" + FORKED_TORCH
     command = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    done = run_to_end(command)
     assert done.returncode == runs, done
     assert ("ConfigError: PyTorch has run in the process that" in done.stderr) == runs, done
 

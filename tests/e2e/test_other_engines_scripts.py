@@ -6,11 +6,11 @@ The model's name comes from the command line, as the bundled model stands in for
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from child_process import run_to_end
 
 GENERATE = """\
 from vllm import LLM, SamplingParams
@@ -228,7 +228,7 @@ def test_a_script_needs_another_import_line(
     file = tmp_path / "script.py"
     changed = re.sub("from vllm(?=[ .])", "from quire", script)
     file.write_text(changed.replace("MODEL", '"quire-tiny"'))
-    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)
+    done = run_to_end([sys.executable, str(file)])
     assert done.returncode == 0, done.stderr
     for text in printed:
         assert text in done.stdout

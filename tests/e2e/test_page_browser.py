@@ -6,12 +6,12 @@ import itertools
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from child_process import run_to_end
 from chromium import Chromium, find_chromium
 from server_process import end_server, running_server
 
@@ -370,7 +370,7 @@ def test_curl_is_the_same_request_without_the_key(page: Chromium) -> None:
     assert KEY not in copied
     assert '"Authorization: Bearer $QUIRE_API_KEY"' in copied
     command = copied.replace("$QUIRE_API_KEY", KEY)
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    done = run_to_end(["sh", "-c", command], check=True)
     assert json.loads(done.stdout)["choices"][0]["message"]["content"]
 
 

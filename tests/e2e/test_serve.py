@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import sys
 import time
 import urllib.error
@@ -13,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from child_process import run_to_end
 from server_process import end_server, running_server
 
 from quire.bench.client import stream_request
@@ -46,8 +46,8 @@ def chat(content: str, **fields: object) -> dict[str, object]:
 
 
 def test_it_is_ready_within_five_seconds(server: tuple[str, float]) -> None:
-    quiet = os.getloadavg()[0] < (os.cpu_count() or 1)
-    assert server[1] < (5.0 if quiet else 15.0)
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    assert server[1] < 5.0 * (1.0 if load < 1.0 else 3.0 * load)
 
 
 def test_the_bundled_model_answers(server: tuple[str, float]) -> None:
@@ -113,7 +113,7 @@ def test_bad_input_is_refused_and_harms_nobody(
     ],
 )
 def test_mistakes_end_in_one_line(arguments: list[str], words: str) -> None:
-    done = subprocess.run([*QUIRE, *arguments], capture_output=True, text=True, check=False)
+    done = run_to_end([*QUIRE, *arguments])
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stderr.startswith("error: ")
@@ -124,11 +124,8 @@ def test_mistakes_end_in_one_line(arguments: list[str], words: str) -> None:
 def test_generate_answers_in_order(tmp_path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("one\ntwo\nthree\n")
-    done = subprocess.run(
-        [*QUIRE, "generate", "--file", str(prompts), "--json", "--max-tokens", "4"],
-        capture_output=True,
-        text=True,
-        check=True,
+    done = run_to_end(
+        [*QUIRE, "generate", "--file", str(prompts), "--json", "--max-tokens", "4"], check=True
     )
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert [answer["prompt"] for answer in answers] == ["one", "two", "three"]

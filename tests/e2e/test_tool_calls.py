@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from child_process import run_to_end
 from server_process import end_server, running_server
 
 from quire.config import EngineConfig
@@ -118,10 +118,7 @@ def test_the_example_completes_two_rounds() -> None:
     """examples/tools as docs/tools.md runs it: a forced call, its result, and an answer from it."""
     template = str(EXAMPLE / "chat_template.jinja")
     with running_server("--chat-template", template, "--num-blocks", "256") as (process, url):
-        done = subprocess.run(
-            [sys.executable, str(EXAMPLE / "two_turns.py"), url],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+        done = run_to_end([sys.executable, str(EXAMPLE / "two_turns.py"), url], check=True)
         end_server(process)
     call, answer = done.stdout.splitlines()
     hours = {"pharmacy": "Monday to Friday from 9:30 am", "bakery": "Monday to Saturday from 6 am"}
@@ -139,7 +136,7 @@ def test_the_example_says_what_is_wrong_in_a_line() -> None:
             (nobody, "docs/tools.md says how to start one"),
             (served, 'HTTP 400: {"error":{"message":"tools: '),
         ):
-            done = subprocess.run([*command, url], capture_output=True, text=True, check=False)
+            done = run_to_end([*command, url])
             assert done.returncode == 1
             assert said in done.stderr
             assert len(done.stderr.splitlines()) == 1

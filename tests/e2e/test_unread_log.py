@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from child_process import run_to_end
 from server_process import Process, end_server, running_server
 
 REQUESTS = 2_000
@@ -62,7 +63,7 @@ def test_a_log_that_nobody_reads_stops_nothing(server: tuple[Process, int]) -> N
     assert found == [200] * REQUESTS
     assert get(port, "/health")[0] == get(port, "/live")[0] == 200
     (engine,) = (pid for pid, name in children(process.pid).items() if "engine_process" in name)
-    subprocess.run(["kill", "-9", str(engine)], check=True)
+    run_to_end(["kill", "-9", str(engine)], check=True)
     deadline = time.monotonic() + 30
     while get(port, "/ready")[0] == 200 and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -6,12 +6,12 @@ import asyncio
 import io
 import socket
 import struct
-import subprocess
 import sys
 from collections.abc import Iterator
 
 import msgspec
 import pytest
+from child_process import run_to_end
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_frame_fuzz import DEEP, LIARS, frames
@@ -115,8 +115,8 @@ print(len(set(os.listdir("/proc/self/fd")) - before))
 """
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        done = subprocess.run([sys.executable, "-c", code], stdin=theirs, capture_output=True)
-    assert (done.stdout, done.stderr) == (b"1\n", b"")
+        done = run_to_end([sys.executable, "-c", code], stdin=theirs)
+    assert (done.stdout, done.stderr) == ("1\n", "")
 
 
 def as_child(line: bytes) -> ControlMessage | None:

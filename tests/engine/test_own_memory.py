@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from child_process import run_to_end
 
 from quire.core.layer_spec import KVLayerSpec
 from quire.kvcache.kv_storage import allocate_kv
@@ -33,7 +33,7 @@ print(int(resident.split()[1]) >> 10)
 @pytest.mark.skipif(torch.version.cuda is not None, reason="a GPU's libraries are not counted")
 def test_an_engine_takes_less_than_is_planned_for() -> None:
     """MiB, the bundled model of 1 MB included: 165, or 205 with the code that ran once."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    done = run_to_end([sys.executable, "-c", PROGRAM])
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) < 190
 

@@ -122,5 +122,6 @@ def _shown(cubin: bytes, what: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = subprocess.run([tool, what, file.name], capture_output=True, text=True, check=True)
+        command = [tool, what, file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     return done.stdout

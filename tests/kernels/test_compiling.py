@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from child_process import run_to_end
 
 from quire.kernels import reference
 from quire.kernels.triton.compile import precompile
@@ -19,12 +19,8 @@ from quire.kernels.triton.step import elementwise
 def test_other_processes_leave_what_this_one_would_compile(tmp_path: Path) -> None:
     script = Path(__file__).with_name("note_kernels.py")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, script],
-        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
+    done = run_to_end(
+        [sys.executable, script], env=environment | {"TRITON_CACHE_DIR": str(tmp_path)}
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"noted": 3, "on_disk": 3, "launchers": 2}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from child_process import run_to_end
 from torch import Tensor
 
 from quire.kernels.cpu import native, quantized_linear
@@ -162,7 +162,7 @@ def plain_dots(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     parts = [folder / "entry.cpp", sources / "avx512_bf16.cpp", sources / "pool.cpp"]
     flags = ["-std=c++20", "-O0", "-w", "-shared", "-fPIC", "-pthread", "-DQUIRE_PLAIN_DOTS"]
     out = folder / "dots.so"
-    subprocess.run([compiler, *flags, "-I", sources, "-o", out, *parts], check=True)
+    run_to_end([compiler, *flags, "-I", sources, "-o", out, *parts], check=True)
     lib = ctypes.CDLL(str(out))
     lib.quire_cpu_linear.argtypes = [ctypes.c_char_p]
     return lib

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from child_process import run_to_end
 from torch import Tensor
 from twins import chosen_set
 
@@ -237,7 +237,7 @@ def test_vnni_with_its_dot_instruction_emulated(
     parts = [folder / f"{part}.cpp" for part in (f"{name}_vnni", "pack", "pool")]
     flags = ["-std=c++20", "-O0", "-ffp-contract=off", "-pthread", "-w", "-fPIC", "-shared"]
     flags += ["-DQUIRE_PLAIN_DOT", f"-I{folder}"]
-    subprocess.run([compiler, *flags, source, *parts, "-o", made], check=True)
+    run_to_end([compiler, *flags, source, *parts, "-o", made], check=True)
     loaded = ctypes.CDLL(str(made))
     loaded.quire_cpu_linear.argtypes = [ctypes.c_char_p]
     monkeypatch.setattr(native, "library", lambda: loaded)

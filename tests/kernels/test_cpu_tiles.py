@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from child_process import run_to_end
 from torch import Tensor
 from twins import attention_case
 
@@ -111,7 +111,7 @@ def spelt_out(name: str, folder: Path) -> ctypes.CDLL:
     flags = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread"]
     flags += [f"-D{plain}", f"-DPROMPTS=prompts_{name}"]
     out = folder / "kernels.so"
-    subprocess.run([compiler, *flags, "-I", native_folder, "-o", out, *parts], check=True)
+    run_to_end([compiler, *flags, "-I", native_folder, "-o", out, *parts], check=True)
     lib = ctypes.CDLL(str(out))
     if linear_entry:
         lib.quire_cpu_linear.argtypes = [ctypes.c_char_p]

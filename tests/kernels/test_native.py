@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 import sys
 import threading
 
 import numpy as np
 import pytest
 import torch
+from child_process import run_to_end
 
 from quire.errors import ConfigError
 from quire.kernels import reference, reference_arrays
@@ -127,7 +127,7 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
         "    os._exit(1)"
     )
     command = [sys.executable, "-W", "ignore", "-c", code]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    ran = run_to_end(command)
     assert ran.returncode == 0, ran.stderr
 
 
@@ -140,7 +140,7 @@ def test_fewer_threads_work_where_the_system_has_no_more() -> None:
         "resource.setrlimit(resource.RLIMIT_AS, (most, most))\n"
         "assert row_ops.finite_rows(x).all()"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ran = run_to_end([sys.executable, "-c", code])
     assert ran.returncode == 0, ran.stderr
 
 

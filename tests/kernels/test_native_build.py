@@ -7,11 +7,11 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from child_process import run_to_end
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = importlib.util.find_spec("quire.kernels.cpu._native")
@@ -34,8 +34,8 @@ def test_machine_flags_of_the_environment_are_left_out() -> None:
     given = ["g++", "-march=native", "-mtune=native", "-mavx512f", "-m64", "-O2", "-fPIC"]
     expected = ["g++", "-m64", "-O2", "-fPIC", "-march=x86-64", "-mtune=generic"]
     code = "import sys, setup; print(*setup.portable(sys.argv[1:]))"  # setuptools has to come first
-    ran = subprocess.run([sys.executable, "-c", code, *given], cwd=ROOT, capture_output=True)
-    assert ran.stdout.decode().split() == expected, ran.stderr
+    ran = run_to_end([sys.executable, "-c", code, *given], cwd=ROOT)
+    assert ran.stdout.split() == expected, ran.stderr
 
 
 @needs_library
@@ -45,7 +45,7 @@ def test_only_kernels_of_an_instruction_set_use_its_instructions() -> None:
     assert LIBRARY is not None
     assert OBJDUMP is not None
     command = [OBJDUMP, "-d", "-C", "--no-show-raw-insn", str(LIBRARY.origin)]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    listed = run_to_end(command, check=True).stdout
     wrong, num_kernels, function = set(), 0, ""
     for line in listed.splitlines():
         if begin := re.match(r"[0-9a-f]+ <(.*)>:$", line):
@@ -65,5 +65,5 @@ def test_it_loads_on_older_processors(processor: str, chosen: str) -> None:
     script = "from quire.kernels.cpu import native; print(native.instruction_set())"
     command = [QEMU, "-cpu", processor, sys.executable, "-c", script]
     environment = {k: v for k, v in os.environ.items() if k != "QUIRE_CPU_KERNELS"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = run_to_end(command, env=environment)
     assert (done.returncode, done.stdout.strip()) == (0, chosen), done.stderr

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import machine_code
 import pytest
+from child_process import run_to_end
 
 SHARED_MEMORY = {"80": 163, "89": 99, "90": 227, "100": 227}  # KiB a program may have
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
@@ -51,13 +51,7 @@ def compiled() -> dict[str, Any]:
     """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     wanted = [f"{kernel}:{capability}" for kernel in KERNELS for capability in KERNELS[kernel]]
-    done = subprocess.run(
-        [sys.executable, SCRIPT, *wanted],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_to_end([sys.executable, SCRIPT, *wanted], env=environment)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found

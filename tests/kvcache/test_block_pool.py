@@ -214,8 +214,6 @@ TestBlockPoolMachine = BlockPoolMachine.TestCase
 TestBlockPoolMachine.settings = settings(
     max_examples=100,
     stateful_step_count=50,
-    derandomize=True,
-    database=None,
     report_multiple_bugs=False,
 )
 

@@ -482,7 +482,5 @@ TestManagerMachine = ManagerMachine.TestCase
 TestManagerMachine.settings = settings(
     max_examples=120,
     stateful_step_count=50,
-    derandomize=True,
-    database=None,
     report_multiple_bugs=False,
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import torch
 import transformers
 from checkpoints import write_checkpoint as write_family
+from child_process import run_to_end
 from gguf_files import (
     WRITTEN,
     checkpoint_tensors,
@@ -409,7 +409,7 @@ def test_without_a_cache_config_files_are_in_a_temporary_folder(
     killed = "import os, sys; from quire import hub; hub.resolve_model(sys.argv[1]); os.kill(0, 9)"
     command = [sys.executable, "-c", killed, str(file)]
     environment = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
-    subprocess.run(command, env=environment, check=False, start_new_session=True)
+    run_to_end(command, env=environment)
     (left,) = (tmp_path / "temporary").iterdir()
     folder = hub.resolve_model(str(file))
     assert folder.parent == tmp_path / "temporary"

@@ -172,8 +172,6 @@ TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(
     max_examples=150,
     stateful_step_count=40,
-    derandomize=True,
-    database=None,
     report_multiple_bugs=False,
 )
 

@@ -84,7 +84,7 @@ def test_equal_arrivals_keep_the_order_of_their_coming() -> None:
     assert pop_all(queue) == ["twin0", "twin1", "twin2"]
 
 
-@settings(max_examples=100, derandomize=True, database=None)
+@settings(max_examples=100)
 @given(
     priorities=st.lists(st.integers(-2, 2), max_size=30),
     removed=st.sets(st.integers(0, 29)),

@@ -20,6 +20,8 @@ from quire.server.http.listen_address import bind, bind_admin
 from quire.server.settings import ServerSettings
 from quire.server.uvicorn_server import Server
 
+PATIENCE = 30.0  # seconds that a busy machine may need for what an idle one does at once
+
 
 class Running:
     """The server in a thread."""
@@ -47,9 +49,9 @@ class Running:
             with asyncio.Runner(loop_factory=loop_factory) as runner:
                 runner.run(self._server.serve(sockets=[self.sock]))
 
-        self._thread = threading.Thread(target=serve)
+        self._thread = threading.Thread(target=serve, daemon=True)
         self._thread.start()
-        assert ready.wait(10)
+        assert ready.wait(PATIENCE)
 
     def stop(self) -> None:
         self._server.should_exit = True
@@ -63,7 +65,9 @@ class Running:
 
     @contextmanager
     def post(self, **body: Any) -> Iterator[http.client.HTTPResponse]:
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)) as connection:
+        with closing(
+            http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        ) as connection:
             headers = {"Content-Type": "application/json"}
             connection.request("POST", "/v1/completions", json.dumps(body), headers)
             with connection.getresponse() as response:
@@ -72,7 +76,7 @@ class Running:
     def connect(self, *, receive_buffer: int | None = None) -> socket.socket:
         """A plain socket; receive_buffer: bytes that the kernel keeps for it, roughly."""
         sock = socket.socket()
-        sock.settimeout(10)
+        sock.settimeout(PATIENCE)
         if receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         sock.connect(("127.0.0.1", self.port))
@@ -104,7 +108,7 @@ def read_all(sock: socket.socket) -> bytes:
     return data
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
     """Whether it comes true in time."""
     end = time.monotonic() + seconds
     while not condition():

@@ -17,7 +17,7 @@ import schemathesis
 from asgi_client import JSON, Reply, call
 from fake_engine import FakeEngine, FakeInfo
 from house_files import load_program
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.core import NOT_SET
 from starlette.applications import Starlette
 
@@ -61,11 +61,11 @@ def test_requests_are_answered_as_the_document_says(
     document = DOCUMENTS[side]
     described = SCHEMAS[side][operation.path]["POST"]
 
-    @seed(1)
     @settings(
-        max_examples=EXAMPLES, database=None, phases=[Phase.generate],
+        max_examples=EXAMPLES,
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     @given(case=described.as_strategy(generation_mode=mode))
     def ask(case: Any) -> None:
         hooks.before_call(None, case, {})

@@ -476,7 +476,7 @@ def answers(api: Api, engine: FakeEngine, parser: str, fields: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_streams_and_whole_answers_are_the_same(api: Api, data: st.DataObject) -> None:
     parser = data.draw(st.sampled_from(sorted(CALLS)))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+
+from child_process import run_to_end
 
 START = """
 import json, sys
@@ -26,7 +27,7 @@ MOST_MODULES, MOST_DATACLASSES = 245, 8
 
 
 def test_an_api_process_imports_little_that_it_does_not_need() -> None:
-    done = subprocess.run([sys.executable, "-c", START], capture_output=True, text=True)
+    done = run_to_end([sys.executable, "-c", START])
     assert done.returncode == 0, done.stderr
     num_modules, num_dataclasses, unneeded = json.loads(done.stdout)
     assert (num_modules <= MOST_MODULES, num_dataclasses <= MOST_DATACLASSES) == (True, True)

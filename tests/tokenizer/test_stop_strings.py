@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from itertools import pairwise
 
+from cpu_limit import cpu_limit
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -86,8 +87,7 @@ def test_passes_over_matches_that_may_not_count(
 
 
 def test_long_stop_strings_take_linear_time() -> None:
-    begin = time.process_time()
-    matcher = StopMatcher(["a" * 20_000 + "b"] * 4, include_stop=False)
-    for _ in range(2_000):
-        matcher.feed("a" * 20)
-    assert time.process_time() - begin < 2.0
+    with cpu_limit(2.0, time.process_time):
+        matcher = StopMatcher(["a" * 20_000 + "b"] * 4, include_stop=False)
+        for _ in range(2_000):
+            matcher.feed("a" * 20)

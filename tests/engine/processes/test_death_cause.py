@@ -9,13 +9,14 @@ import sys
 import time
 
 import pytest
+from child_process import run_to_end
 
 from quire.engine.processes import death_cause
 from quire.engine.processes.death_cause import DeathCause, is_stopped, num_memory_kills
 
 
 def status_of(code: str) -> int:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode
+    return run_to_end([sys.executable, "-c", code]).returncode
 
 
 @pytest.mark.parametrize(

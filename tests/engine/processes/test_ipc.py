@@ -8,7 +8,6 @@ import logging
 import re
 import socket
 import struct
-import subprocess
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+from child_process import run_to_end
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -188,7 +188,7 @@ asyncio.run(main())
 
 def test_a_process_without_file_descriptors_does_not_die_of_a_new_engine(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FEW_DESCRIPTORS, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = run_to_end(command)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Too many open files" in done.stdout
 

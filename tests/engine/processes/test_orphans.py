@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 
 import pytest
+from child_process import run_to_end
 
 from quire.engine.processes import orphans
 
@@ -42,9 +42,7 @@ asyncio.run(main())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans away so")
 def test_orphans_are_reaped() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_to_end([sys.executable, "-c", PROGRAM])
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -7,7 +7,6 @@ import fcntl
 import os
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import zmq
+from child_process import run_to_end
 
 from quire.engine.processes import private_folder as module
 from quire.engine.processes.private_folder import private_folder
@@ -95,9 +95,7 @@ def test_folders_of_killed_servers_are_removed_and_no_others(
     owner = "import os; from quire.engine.processes.private_folder import private_folder as made\n"
     owner += "with made(): os.kill(os.getpid(), 9)"
     with private_folder() as in_use:
-        subprocess.run(
-            [sys.executable, "-c", owner], env=os.environ | {"TMPDIR": str(short)}, check=False
-        )
+        run_to_end([sys.executable, "-c", owner], env=os.environ | {"TMPDIR": str(short)})
         [left] = set(short.glob(f"{module.PREFIX}*")) - {in_use}
         (left / "engine-0-0").touch()
         names = (f"{module.PREFIX}of_other", f"{module.PREFIX}logs", "quire-data")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from functools import partial
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from child_process import run_to_end
 from prepared_files import wait_for_prepared_files
 
 from quire.cli import main
@@ -150,7 +150,7 @@ def test_neither_a_profile_nor_a_dry_run_needs_torch(
     assert main(["profile", *words, "--context", "9"]) == 0
     wait_for_prepared_files()
     for command in (["profile", *words, "--context", "9"], ["serve", *words, "--dry-run"]):
-        run = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *command], capture_output=True)
+        run = run_to_end([sys.executable, "-c", WITHOUT_TORCH, *command])
         assert run.returncode == 0, run.stderr
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from child_process import run_to_end
 from prepared_files import wait_for_prepared_files
 
 from quire import LLM, SamplingParams, StructuredOutputs
@@ -82,7 +83,7 @@ def answers(options: dict[str, Any]) -> list[Any]:
 
 def run(program: str, *args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "ignore", "-c", program, *args]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+    return run_to_end(command, env=os.environ | environment)
 
 
 def prepare(options: dict[str, Any]) -> list[Any]:

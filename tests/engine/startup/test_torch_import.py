@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+from child_process import run_to_end
 
 IMPORT = """
 import gc, os, signal, sys
@@ -53,7 +53,7 @@ assert callable(torch._meta_registrations.register_meta)
 @pytest.mark.parametrize("program", [IMPORT, ENGINE], ids=["import", "engine"])
 def test_a_start_in_a_process_of_its_own(program: str) -> None:
     command = [sys.executable, "-W", "ignore", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_to_end(command)
     assert done.returncode == 0, done.stderr
 
 
@@ -70,7 +70,7 @@ with dedicated_start(EngineConfig.from_options(device="cpu", prepared_weights="n
     Interrupted()
     print("it goes on")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_to_end([sys.executable, "-c", program])
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
@@ -90,5 +90,5 @@ except KeyboardInterrupt:
     import torch
     print(torch.ones(2).numpy().sum())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_to_end([sys.executable, "-c", program])
     assert (done.stdout, done.returncode) == ("2.0\n", 0), done.stderr

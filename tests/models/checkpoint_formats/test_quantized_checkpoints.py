@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from child_process import run_to_end
 from harmed_checkpoints import check_refused
 from harness import PagedModel, load_folder
 from prepared_files import wait_for_prepared_files
@@ -223,7 +223,7 @@ def test_prepared_weights_are_those_that_were_loaded(
     assert torch.equal(*logits)
     if native.library() is not None:
         folders = tmp_path / "model", tmp_path / "cache"
-        subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *folders], check=True)
+        run_to_end([sys.executable, "-c", WITHOUT_TORCH, *folders], check=True)
 
 
 @pytest.mark.skipif(native.library() is None, reason="what is packed is larger than rows")

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 import pytest
 import uvloop
 from fake_engine import FakeEngine
-from live_server import Running, raw_post
+from live_server import PATIENCE, Running, raw_post
 
 from quire.server.http import http_protocol
 from quire.server.http.http_framing import ConnectionLimits
@@ -80,7 +80,9 @@ def test_a_client_that_is_still_silent_then_is_refused(server: Stoppable) -> Non
 
 
 def test_an_idle_connection_takes_the_request_that_came_meanwhile(server: Stoppable) -> None:
-    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)) as connection:
+    with closing(
+        http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+    ) as connection:
         connection.request("GET", "/live")
         connection.getresponse().read()
         with server.stopped():

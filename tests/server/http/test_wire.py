@@ -6,15 +6,15 @@ import http.client
 import json
 import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
+from child_process import run_to_end
 from fake_engine import FakeEngine
-from live_server import Running, as_new, raw_post, read_all, wait_for
+from live_server import PATIENCE, Running, as_new, raw_post, read_all, wait_for
 
 from quire.server.http.http_framing import ConnectionLimits
 from quire.server.settings import ServerSettings
@@ -115,10 +115,9 @@ def test_upgrades_in_one_piece_with_others_and_with_chunks(server: Running) -> N
 def test_javas_own_client_is_answered(server: Running, tmp_path: Path) -> None:
     (tmp_path / "Ask.java").write_text(JAVA_CLIENT)
     url = f"http://127.0.0.1:{server.port}/v1/completions"
-    done = subprocess.run(
-        ["java", "-Xshare:auto", "-XX:TieredStopAtLevel=1", "Ask.java", url],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = run_to_end(
+        ["java", "-Xshare:auto", "-XX:TieredStopAtLevel=1", "Ask.java", url], cwd=tmp_path
+    )
     assert done.stdout.splitlines()[0].startswith("200 "), done.stderr
     assert len(done.stdout.splitlines()) == 2
 
@@ -129,7 +128,9 @@ def test_javas_own_client_is_answered(server: Running, tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [MAX_BODY + 1, 1 << 20, 16 << 20])
 def test_an_ordinary_client_reads_why_its_body_is_refused(server: Running, size: int) -> None:
     for _ in range(5):
-        with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)) as client:
+        with closing(
+            http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+        ) as client:
             client.request("POST", "/v1/completions", b" " * size, json_type())
             response = client.getresponse()
             assert (response.status, response.getheader("connection")) == (413, "close")
@@ -160,7 +161,9 @@ def test_a_client_that_never_ends_is_cut_off(server: Running, pause: float) -> N
 
 def test_headers_over_the_limit_are_answered_to_ordinary_clients(server: Running) -> None:
     for _ in range(5):
-        with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)) as client:
+        with closing(
+            http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+        ) as client:
             client.request("POST", "/v1/completions", b" " * 1_000_000, {"x": "y" * 900_000})
             assert client.getresponse().status == 431
 

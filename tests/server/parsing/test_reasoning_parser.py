@@ -60,7 +60,7 @@ def test_characters_that_tokens_share() -> None:
     assert counter.num_tokens == 4
 
 
-@settings(max_examples=300, derandomize=True, database=None)
+@settings(max_examples=300)
 @given(
     pieces=st.lists(st.sampled_from(PIECES), max_size=12), cut=st.integers(0, 12), at=st.booleans()
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from cpu_limit import cpu_limit
+
 from quire.server.api.common.logprob_formats import ChatLogprob
 from quire.server.api.openai import responses_reply as replies
 from quire.server.api.openai.response_output import OutputItems
@@ -20,13 +22,12 @@ def test_parts_of_a_long_answer_take_time_in_proportion() -> None:
     """Each part once copied the log-probabilities of all before it."""
     output, count = OutputItems("resp_0", ResponsesTools()), 160_000
     score = ChatLogprob(token="a", logprob=-1.0, bytes=[97], top_logprobs=[])
-    begin = time.process_time()
-    for _ in range(count):
-        output.logprobs.append(score)
-        for _ in output.add(TextDelta("a")):
-            pass
-    done = list(output.close("completed"))
-    assert time.process_time() - begin < 2.5
+    with cpu_limit(2.5, time.process_time):
+        for _ in range(count):
+            output.logprobs.append(score)
+            for _ in output.add(TextDelta("a")):
+                pass
+        done = list(output.close("completed"))
     assert isinstance(done[0], replies.TextDone)
     assert (done[0].text, done[0].logprobs) == ("a" * count, [score] * count)
 
