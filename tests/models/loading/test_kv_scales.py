@@ -129,9 +129,7 @@ def test_what_is_no_scale_is_named(checkpoint: Callable, tmp_path: Path, scale: 
 
 
 @pytest.mark.parametrize("quantization", ["none", "int4", "nf4"])
-def test_tiny_scales_stay_in_range(
-    checkpoint: Callable, tmp_path: Path, quantization: str
-) -> None:
+def test_tiny_scales_stay_in_range(checkpoint: Callable, tmp_path: Path, quantization: str) -> None:
     """Weights divided by them would be infinite, or their scales in float16."""
     scales = {"k_scale": torch.tensor(1e-38), "v_scale": torch.tensor(1e-38)}
     folder = with_scales(checkpoint("llama")[0], tmp_path, scales)
