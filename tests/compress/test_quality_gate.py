@@ -320,6 +320,14 @@ def test_a_limit_is_a_number(limit: str) -> None:
         QualityLimits.parse(f"cosine={limit}", "quality_limits")
 
 
+@pytest.mark.parametrize("text", ["cosine=99", "perplexity=0.01,same_top_1=1.5"])
+def test_a_share_in_percent_is_refused(text: str) -> None:
+    """After a long run no model would reach it."""
+    with pytest.raises(ConfigError, match=r"^quality_limits: \w+ is at most 1, not .* as 0.99$"):
+        QualityLimits.parse(text, "quality_limits")
+    assert QualityLimits.parse("cosine=1,same_top_1=1", "quality_limits").cosine == 1.0
+
+
 def test_a_limit_that_is_named_needs_its_figure() -> None:
     limits = QualityLimits.parse("perplexity=0.01", "quality_gate")
     assert limits.failures({}) == ["the report has no perplexity"]

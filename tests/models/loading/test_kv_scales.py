@@ -128,6 +128,27 @@ def test_what_is_no_scale_is_named(checkpoint: Callable, tmp_path: Path, scale: 
         load_folder(folder, prepared_weights="none")
 
 
+@pytest.mark.parametrize("quantization", ["none", "int4", "nf4"])
+def test_tiny_scales_stay_in_range(checkpoint: Callable, tmp_path: Path, quantization: str) -> None:
+    """Weights divided by them would be infinite, or their scales in float16."""
+    scales = {"k_scale": torch.tensor(1e-38), "v_scale": torch.tensor(1e-38)}
+    folder = with_scales(checkpoint("llama")[0], tmp_path, scales)
+    plain, scaled = (
+        PagedModel(*load_folder(path, prepared_weights="none", quantization=quantization))
+        for path in (checkpoint("llama")[0], folder)
+    )
+    torch.testing.assert_close(plain.prefill(PROMPT), scaled.prefill(PROMPT), atol=2e-2, rtol=0.05)
+
+
+@pytest.mark.parametrize("scale", [1e5, 1e30])
+def test_scales_that_no_weight_holds_are_named(
+    checkpoint: Callable, tmp_path: Path, scale: float
+) -> None:
+    folder = with_scales(checkpoint("llama")[0], tmp_path, {"v_scale": torch.tensor(scale)})
+    with pytest.raises(CheckpointError, match=r"0.self_attn.v_scale.*a KV scale is 1e\+"):
+        load_folder(folder, prepared_weights="none")
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [

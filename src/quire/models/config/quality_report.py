@@ -68,6 +68,11 @@ class QualityLimits(msgspec.Struct, frozen=True):
                     f"{'or ' if words else ''}limits such as perplexity=0.01,cosine=0.99 of "
                     f"{', '.join(known)}, not {text!r}"
                 ) from None
+        for name in ("cosine", "same_top_1"):
+            if values.get(name, 0.0) > 1.0:  # perhaps in percent; no model would reach it
+                raise ConfigError(
+                    f"{option}: {name} is at most 1, not {values[name]:g}; write 99 % as 0.99"
+                )
         return cls(**values, named=tuple(values))
 
     def failures(self, report: Mapping[str, Any]) -> list[str]:

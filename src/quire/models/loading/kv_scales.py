@@ -27,6 +27,11 @@ logger = logging.getLogger(__name__)
 
 LayerScales = dict[str, float]  # "k" and "v", each where the checkpoint has one
 
+# Weights times scales within these powers of two keep their precision in every data type and every
+# format of codes. Beyond, numbers overflow, also where the scale divides. Values of 448 * 4,096
+# occur in no model; smaller scales only use less of FP8's range, as the least one does.
+_LEAST, _MOST = 2.0**-12, 2.0**12
+
 
 def read_kv_scales(checkpoint: Checkpoint, prefix: str) -> dict[str, LayerScales]:
     """Scales of each layer's keys and values by the layer's module, as powers of two.
@@ -50,15 +55,17 @@ def read_kv_scales(checkpoint: Checkpoint, prefix: str) -> dict[str, LayerScales
 
 
 def _power_of_two(entry: TensorEntry, tensor: Tensor) -> float:
-    """The least power of two that is not less than any scale of the tensor."""
+    """The least power of two, of those in range, that is not less than any scale of the tensor."""
     if entry.dtype not in SCALE_DTYPES:
         known = " or ".join(SCALE_DTYPES)
         raise entry.wrong(f"its data type is {entry.dtype}, not the {known} of KV scales")
     wide = tensor.float().flatten()
     if len(wide) == 0 or not bool((wide.isfinite() & (wide > 0.0)).all()):
         raise entry.wrong("a KV scale is not above zero; remove it, or calibrate again")
-    mantissa, exponent = math.frexp(wide.max().item())
-    return math.ldexp(1.0, exponent - (mantissa == 0.5))
+    if (largest := wide.max().item()) > _MOST:
+        raise entry.wrong(f"a KV scale is {largest:.3g}; remove it, or calibrate again")
+    mantissa, exponent = math.frexp(largest)
+    return max(_LEAST, math.ldexp(1.0, exponent - (mantissa == 0.5)))
 
 
 def folding_factors(
