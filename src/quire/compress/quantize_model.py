@@ -21,8 +21,9 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from quire.compress.checkpoint_layout import CheckpointLayout
-from quire.compress.layer_rounding import Coded, ExactStates, LayerRounding
+from quire.compress.layer_rounding import Coded, ExactStates, LayerRounding, grid_of
 from quire.compress.layer_stream import LayerRunner, Notify
+from quire.compress.learned_rounding import BATCH, step_seconds
 from quire.compress.model_parts import ModelParts, linears_of, stored_norm, weight_of
 from quire.compress.recipe import Recipe
 from quire.compress.rotation import RotatedParts
@@ -81,6 +82,19 @@ class Quantization:
     def _record(self) -> dict[str, Any]:
         digest = self.samples.digest if self.recipe.steps_of_method.calibrates else None
         return recipe_record(self.recipe, self.base, digest)
+
+    @torch.no_grad()
+    def learning_seconds(self) -> float:
+        """About how long learned rounding takes, by a step of one of the layers that are left."""
+        count = len(self.parts.spec.layers)
+        left = [i for i in range(count) if self._chosen(i) and not self.files.is_written(i)]
+        if not left:
+            return 0.0
+        samples = self.parts.embed(self.samples.calibration[:BATCH])
+        run = LayerRunner(self.parts, left[0], max(map(len, samples)))
+        layer, grid = self.parts.layer(left[0]), grid_of(self.layout)
+        one = step_seconds(layer, run, grid, self._chosen(left[0]), samples)
+        return one * self.recipe.steps * len(left)
 
     @torch.no_grad()
     def run(self, notify: Notify) -> None:
