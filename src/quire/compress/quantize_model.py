@@ -32,7 +32,7 @@ from quire.compress.text_samples import TextSamples
 from quire.config_file import ConfigFile
 from quire.core.layer_spec import LinearSpec, layer_module
 from quire.errors import CheckpointError, ConfigError
-from quire.model_folder import unapplied_adapter
+from quire.model_folder import named_path, unapplied_adapter
 from quire.models.checkpoint_formats.checkpoint_format import LARGEST_EXPONENT
 from quire.models.checkpoint_formats.quantization_config import read_checkpoint_format
 from quire.models.config.model_config import ModelConfig
@@ -59,8 +59,8 @@ class Quantization:
         config = self.parts.config
         if config.checkpoint_format is not None:
             raise CheckpointError(
-                f"{base} is quantized already ({config.checkpoint_format.name}); take the 16-bit "
-                "checkpoint"
+                f"{named_path(base)} is quantized already ({config.checkpoint_format.name}); take "
+                "the 16-bit checkpoint"
             )
         # before layers are quantized that would be of no use; a rotated model has a head of its own
         check_tensors(base, ModelConfig.from_folder(base))
@@ -152,8 +152,8 @@ class Quantization:
             if linear.module in self._chosen(index) and largest > 2.0**LARGEST_EXPONENT:
                 names = ", ".join(self._modules(index, linear))
                 raise CheckpointError(
-                    f"{self.base}: {names}: a weight is {largest:.3g}, which scales of codes "
-                    "cannot hold; download the model again, or take weights that are sound"
+                    f"{named_path(self.base)}: {names}: a weight is {largest:.3g}, which scales of "
+                    "codes cannot hold; download the model again, or take weights that are sound"
                 )
 
     def _check_scales(self, index: int, coded: Coded) -> None:
@@ -164,7 +164,7 @@ class Quantization:
                 names, bits = ", ".join(self._modules(index, linear)), self.layout.bits
                 fix = "take method int8, " if bits == 4 else ""
                 raise CheckpointError(
-                    f"{self.base}: {names}: its weights are so large that scales of "
+                    f"{named_path(self.base)}: {names}: its weights are so large that scales of "
                     f"{bits}-bit codes cannot hold them; {fix}ignore these layers, or take weights "
                     "that are sound"
                 )
