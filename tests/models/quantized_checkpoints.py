@@ -117,7 +117,7 @@ def padded_words(codes: Tensor, bits: int) -> Tensor:
     """Codes [N, K] in int32 words [N, ceil(K / (32 // bits))], none of them in two words."""
     each = 32 // bits
     values = np.pad(codes.numpy().astype(np.uint32), ((0, 0), (0, -codes.shape[1] % each)))
-    parts = (values[:, place::each] << np.uint32(bits * place) for place in range(each))
+    parts = (values[:, index::each] << np.uint32(bits * index) for index in range(each))
     return torch.from_numpy(np.bitwise_or.reduce(list(parts)).view(np.int32))
 
 

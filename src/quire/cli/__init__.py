@@ -17,8 +17,8 @@ from typing import Any
 from quire.errors import (
     ConfigError,
     FileError,
-    OverloadedError,
     NoEffectWarning,
+    OverloadedError,
     QuireError,
     UserError,
 )

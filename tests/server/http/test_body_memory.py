@@ -138,7 +138,7 @@ def test_the_count_is_what_the_bodies_hold(parts: list[tuple[int, int]]) -> None
     assert memory.num_bytes == 0
 
 
-def test_one_caller_leaves_room_for_another() -> None:
+def test_one_caller_takes_a_share() -> None:
     memory = BodyMemory(10, lambda: 1.0, "answers", 6)
     memory.take(6, "a")
     with pytest.raises(QueueFullError, match="6 bytes of answers already for this caller; send"):

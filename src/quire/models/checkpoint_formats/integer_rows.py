@@ -159,8 +159,9 @@ def code_offset(bits: int) -> int:
 
 def _from_words(words: Tensor, bits: int) -> Tensor:
     """Codes of words [N, W] that lie in one word each, as uint8 [N, W · (32 // bits)]."""
-    places = torch.arange(32 // bits, dtype=torch.int32, device=words.device) * bits
-    return (words[:, :, None] >> places & 2**bits - 1).to(torch.uint8).flatten(1)
+    shifts = torch.arange(32 // bits, dtype=torch.int32, device=words.device) * bits
+    codes: Tensor = words[:, :, None] >> shifts & 2**bits - 1
+    return codes.to(torch.uint8).flatten(1)
 
 
 def _from_stream(rows: Tensor, bits: int) -> Tensor:

@@ -67,7 +67,7 @@ def test_gemmas_template() -> None:
     assert rendered(GEMMA, parts, U, A, L)[0] == "u:P\n\nU|a:A|u:L|"
 
 
-def test_who_says_what_is_kept() -> None:
+def test_names_stay_in_joined_messages() -> None:
     named = GEMMA.replace("m.role[0]", "m.role[0] ~ m.name | default('') ")
     ann, bob = {**U, "name": "ann"}, {**U, "name": "bob"}
     assert rendered(named, ann, ann) == ("uann:U\n\nU|", NOTE)

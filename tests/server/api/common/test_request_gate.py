@@ -323,7 +323,7 @@ def test_a_request_holds_so_many_logprobs_until_its_last_answer(
         assert "more than 3 log-probabilities in all; ask for fewer, " in reply.error["message"]
 
 
-def test_one_callers_logprobs_leave_room_for_anothers(
+def test_one_caller_holds_a_share_of_all_logprobs(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_gate, "MAX_HELD", 40)
