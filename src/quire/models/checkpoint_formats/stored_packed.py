@@ -110,6 +110,6 @@ class PackedLinear(IntegerLinear):
         return n, shape[1]
 
     def _words(self, count: int) -> list[int]:
-        """How many words may have so many codes, today's number first."""
+        """Numbers of words that so many codes may take, today's first."""
         found = (num_words(count, self.bits, padded=padded) for padded in (False, True))
         return list(dict.fromkeys(found))
