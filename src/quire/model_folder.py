@@ -102,15 +102,16 @@ def unapplied_adapter(folder: Path) -> str | None:
 
 def named_file(path: Path) -> Path:
     """The file to name in messages: of one that was made of a GGUF file, that file."""
-    link = path.with_name(GGUF_LINK)
-    return link.resolve() if link.is_symlink() else named_path(path)
+    return gguf[0] if (gguf := linked_gguf(path.parent)) else named_path(path)
 
 
 def named_path(path: Path) -> Path:
     """A path for messages: in a snapshot of the hub, OWNER/NAME of the repository and the rest.
 
-    A bundled model has its name.
+    A bundled model has its name; for a folder that was made of a GGUF file, that file.
     """
+    if gguf := linked_gguf(path):
+        return gguf[0]
     if BUNDLED_FOLDER in path.parents:
         return path.relative_to(BUNDLED_FOLDER)
     found = _SNAPSHOT.fullmatch(str(path))

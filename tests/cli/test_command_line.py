@@ -416,16 +416,23 @@ def test_a_server_needs_a_process(
     assert capsys.readouterr().err.startswith("error: no process could be started; try again")
 
 
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.EAGAIN, "no process could be started; try again later, or raise"),
+        (errno.ENOMEM, "the system has no memory left; end other programs, or raise"),
+    ],
+)
 def test_a_process_that_cannot_be_started_is_reported_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    number: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(_argv: list[str]) -> int:
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("quire.cli.demo.run", fail)
     assert main(["demo"]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("error: no process could be started; try again later, or raise")
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"error: {said}")
 
 
 THREADS = """

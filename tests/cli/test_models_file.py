@@ -189,8 +189,9 @@ def test_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "problem"),
     [
-        ("", None, "it has no options; write one a line"),
-        ("- a\n", None, "it has no options; write one a line"),
+        ("", None, "it has no options; write one a line, such as `port: 8000`, or leave --config"),
+        ("# port: 1\n", None, "it has no options; write one a line, .* or leave --config out"),
+        ("- a\n", None, "it has no options; write one a line, such as `port: 8000`$"),
         ("models:\n", 1, "models must be a list"),
         ("models: []\n", 1, "models must be a list"),
         ("host: !env HOST\n", 1, "host has the tag '!env'; write plain values"),

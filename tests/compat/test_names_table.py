@@ -41,7 +41,8 @@ SERVER = {option.name for option in options_of(ServerSettings)}
 SAMPLING = set(SamplingParams.__struct_fields__)
 POOLING = set(PoolingParams.__struct_fields__)
 OWN: dict[Scope, set[str]] = {
-    "engine": ENGINE, "server": ENGINE | SERVER, "sampling": SAMPLING, "request": POOLING,
+    "engine": ENGINE, "server": ENGINE | SERVER, "sampling": SAMPLING,
+    "request": {*POOLING, "reasoning_effort"},
     "cli": {*CONSTRAINTS, "default_chat_template_kwargs", "chat", "skip_special_tokens"},
     "pooling": POOLING, "call": {"prompts", "data_1", "data_2"},
 }  # fmt: skip

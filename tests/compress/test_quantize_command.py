@@ -13,9 +13,10 @@ import torch
 from child_process import run_to_end
 
 from quire.cli import main, quantize, verify
-from quire.compress import layer_stream, quality_check
+from quire.compress import layer_stream, quality_check, quantize_model
 from quire.compress.quality_check import PLOT_FILE
 from quire.compress.quantize_model import Quantization
+from quire.compress.recipe import METHODS
 from quire.errors import ConfigError
 
 TEXT = ["--samples", "4", "--seq-len", "64", "--no-speed"]
@@ -135,6 +136,35 @@ def test_options_are_refused_by_the_names_that_they_have(
     words = ["quantize", "quire-tiny", "--method", *options.split(), "--out", str(tmp_path / "out")]
     assert main(words) == 2
     assert re.search(f"^error: {said}", capsys.readouterr().err)
+
+
+def test_bits_are_refused_with_the_methods_that_have_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quantize", "quire-tiny", "--bits", "8", "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert "--bits 8" in said
+    eight, four = said.split("use --method ")[1].split(" for 8 bits, and ")
+    for named, are_eight in ((eight, True), (four, False)):
+        names = set(re.split(", | or |, and | for", named)) & METHODS.keys()
+        have = {name for name, each in METHODS.items() if each.is_eight_bit == are_eight}
+        assert names == {name for name in have if "+" not in name}
+
+
+def test_the_time_of_learned_rounding_is_said_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["quire-tiny", "--method", "autoround", *TEXT[:4], "--no-verify", "--device", "cpu"]
+    monkeypatch.setattr(quantize_model, "step_seconds", lambda *_: 1.5)  # for each of 6 layers
+
+    def begins(self: Quantization, _: Any) -> None:
+        assert ("takes about 60 min" in capsys.readouterr().err) == (self.recipe.steps == 400)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Quantization, "run", begins)
+    for steps in ("400", "6"):
+        with pytest.raises(KeyboardInterrupt):
+            quantize.run([*command, "--steps", steps, "--out", str(tmp_path / "out")])
 
 
 def test_a_stopped_run_says_how_it_continues(

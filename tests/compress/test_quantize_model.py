@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -564,3 +565,14 @@ def test_a_data_type_that_no_model_runs_in_is_refused(tmp_path: Path, rotate: bo
     config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "float64"}))
     with pytest.raises(CheckpointError, match="dtype is 'float64'; set dtype to one of"):
         quantize(tmp_path, tmp_path / "out", Recipe(method="rtn", rotate=rotate))
+
+
+def test_the_time_of_learned_rounding_is_that_of_the_steps_that_are_left(tmp_path: Path) -> None:
+    write_model(tmp_path / "base")
+    recipe, out = Recipe(method="autoround", group_size=32, steps=7), tmp_path / "out"
+    run = Quantization(tmp_path / "base", out, recipe, SAMPLES, torch.device("cpu"))
+    began = time.perf_counter()
+    seconds = run.learning_seconds()
+    assert 0 < seconds < (time.perf_counter() - began) * 7 * 2
+    run.run(lambda *_: None)
+    assert run.learning_seconds() == 0

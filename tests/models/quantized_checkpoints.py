@@ -113,7 +113,17 @@ def gptq(bits: int, group: int, symmetric: bool, ordered: bool, version: int = 1
     return pack
 
 
-def packed(bits: int, group: int, symmetric: bool) -> Pack:
+def padded_words(codes: Tensor, bits: int) -> Tensor:
+    """Codes [N, K] in int32 words [N, ceil(K / (32 // bits))], none of them in two words."""
+    each = 32 // bits
+    values = np.pad(codes.numpy().astype(np.uint32), ((0, 0), (0, -codes.shape[1] % each)))
+    parts = (values[:, index::each] << np.uint32(bits * index) for index in range(each))
+    return torch.from_numpy(np.bitwise_or.reduce(list(parts)).view(np.int32))
+
+
+def packed(
+    bits: int, group: int, symmetric: bool, words: Callable[[Tensor, int], Tensor] = words
+) -> Pack:
     def pack(weight: Tensor) -> Stored:
         codes, scale, zeros, numbers = grouped(weight, bits, group, symmetric)
         tensors = {
@@ -322,6 +332,18 @@ METHODS = {
     ),
     "packed_5": Method(
         group_config("pack-quantized", **INT8 | {"num_bits": 5}), packed(5, -1, True), None, (DOWN,)
+    ),
+    "packed_3_padded": Method(
+        group_config("pack-quantized", **INT4 | {"num_bits": 3, "symmetric": False}),
+        packed(3, 32, False, padded_words),
+        "INT4_ZEROS",
+        (DOWN,),
+    ),
+    "packed_7_padded": Method(
+        group_config("pack-quantized", **INT8 | {"num_bits": 7}),
+        packed(7, -1, True, padded_words),
+        None,
+        (DOWN,),
     ),
     "int8": Method(group_config("int-quantized", TOKENS, **INT8), int8, "INT8", (DOWN,)),
     "int4_bytes": Method(

@@ -28,6 +28,7 @@ from safetensors.torch import save_file
 
 import quire
 from quire import LLM, SamplingParams, hub
+from quire.cli import main
 from quire.config import ModelSettings
 from quire.errors import CheckpointError
 from quire.gguf import gguf_folder
@@ -305,6 +306,17 @@ def test_what_needs_safetensors_files_says_so_of_a_gguf_file(tmp_path: Path) -> 
     folder = hub.resolve_model(str(tmp_path / "a.gguf"))
     with pytest.raises(CheckpointError, match=r"/a\.gguf is a GGUF file, which cannot be used for"):
         Checkpoint.open(folder)
+
+
+def test_messages_name_the_gguf_file_not_the_folder_made_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, other = tmp_path / "a.gguf", "quire-tiny-draft"
+    write_checkpoint(BUNDLED, file, "Q8_0")
+    assert main(["verify", other, str(file), "--no-speed"]) == 2
+    assert f"error: base and quantized ({file}) have different layers" in capsys.readouterr().err
+    assert main(["verify", str(file), other, "--no-speed"]) == 2
+    assert f"note: {file} is quantized itself" in capsys.readouterr().err
 
 
 def test_a_template_that_cannot_be_used_may_be_replaced(tmp_path: Path) -> None:

@@ -14,7 +14,14 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from quire.errors import ConfigError, FileError, NoEffectWarning, QuireError, UserError
+from quire.errors import (
+    ConfigError,
+    FileError,
+    NoEffectWarning,
+    OverloadedError,
+    QuireError,
+    UserError,
+)
 from quire.processes import INTERRUPTED, end_with, exit_on_interrupt, interrupted, no_thread
 
 COMMANDS = {
@@ -82,6 +89,9 @@ def _status_of(argv: list[str]) -> int:
             return _fail(ConfigError("the disk is full; free some of it, or write elsewhere"), 1)
         if error.errno == errno.EAGAIN:  # of a fork
             return _fail(no_thread("no process could be started"), 1)
+        if error.errno == errno.ENOMEM:  # of a fork, too, which needs as much as the process has
+            text = "the system has no memory left; end other programs, or raise a container's limit"
+            return _fail(OverloadedError(text), 1)
         if error.filename is None:
             raise
         text = f"{error.filename} cannot be used ({error.strerror}); correct it, or name another"

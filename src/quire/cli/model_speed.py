@@ -15,6 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from quire.model_folder import named_path
+
 if TYPE_CHECKING:
     from quire.llm import LLM
 
@@ -44,12 +46,12 @@ def measure_speed(folder: Path, device: str) -> Speed | None:
     except subprocess.TimeoutExpired:
         logger.warning(
             "the speed of %s is not measured: it took more than %g s; use a less busy machine",
-            *(folder.name, _TIMEOUT),
+            *(named_path(folder).name, _TIMEOUT),
         )
         return None
     if ran.returncode:
         last = (ran.stderr.strip().splitlines() or [f"status {ran.returncode}"])[-1]
-        logger.warning("the speed of %s is not measured: %s", folder.name, last)
+        logger.warning("the speed of %s is not measured: %s", named_path(folder).name, last)
         return None
     found: Speed = json.loads(ran.stdout.splitlines()[-1])
     return found

@@ -129,6 +129,8 @@ def run(argv: Sequence[str]) -> int:
         if recipe.group_size > 0 and recipe.group_size % GROUP_STEP:
             text = f"groups of {recipe.group_size} are not a multiple of {GROUP_STEP}: Quire loads"
             print(f"note: {text} such weights as numbers of 16 bits", file=sys.stderr)
+        if recipe.steps_of_method.rounding == "learned" and device.type == "cpu":
+            _print_time(quantization.learning_seconds())
         try:
             with progress() as notify:
                 quantization.run(notify)
@@ -140,6 +142,15 @@ def run(argv: Sequence[str]) -> int:
         if quantization.layout.packing == "pack-quantized" and not quantization.layout.symmetric:
             print(_PACKED_ZERO_POINTS, file=sys.stderr)
     return show_report(args, base, out, tasks, samples, limits, device) if wanted else 0
+
+
+def _print_time(seconds: float) -> None:
+    """Say how long learned rounding takes before it begins, if that is long."""
+    if seconds < 60:
+        return
+    time = f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.0f} h"
+    fix = "fewer --steps take less, --method gptq or a GPU much less"
+    print(f"note: learned rounding takes about {time}; {fix}", file=sys.stderr, flush=True)
 
 
 def _measured(

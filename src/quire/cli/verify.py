@@ -17,6 +17,7 @@ from quire.cli.verification import (
     tokenizer_of,
 )
 from quire.errors import ConfigError
+from quire.model_folder import named_path
 
 EXAMPLES = (
     "quire verify quire-tiny ./tiny-awq",
@@ -54,5 +55,5 @@ def note_quantized(base: Path) -> None:
     from quire.models.config.model_config import ModelConfig
 
     if (stored := ModelConfig.from_folder(base).checkpoint_format) is not None:
-        text = f"{base} is quantized itself ({stored.name}); for all that is lost take the 16-bit"
-        print(f"note: {text} model as base", file=sys.stderr)
+        text = f"{named_path(base)} is quantized itself ({stored.name}); for all that is lost"
+        print(f"note: {text} take the 16-bit model as base", file=sys.stderr)

@@ -52,7 +52,11 @@ class YamlFile:
         self._known: set[str] = set()
 
     def root(self) -> yaml.MappingNode:
-        """The outermost map."""
+        """The outermost map.
+
+        A file without any is refused: what should have written it has mostly failed, and a server
+        without its keys would be open to all.
+        """
         import yaml  # only those who have such a file wait for it
 
         from quire.cli.bounded_yaml import UnusualYamlError, compose
@@ -68,7 +72,8 @@ class YamlFile:
             text = f"it has the character U+{error.character:04X}, which YAML lacks; remove it"
             raise self.wrong(None, text) from None
         if not isinstance(root, yaml.MappingNode):
-            raise self.wrong(None, "it has no options; write one a line, such as `port: 8000`")
+            text = "it has no options; write one a line, such as `port: 8000`"
+            raise self.wrong(None, text if root else f"{text}, or leave --config out")
         return root
 
     def wrong(self, mark: yaml.Mark | None, problem: str) -> FileError:

@@ -47,6 +47,9 @@ CLI_NAMES: tuple[ForeignName, ...] = (
           fix="use default_chat_template_kwargs with what it reads"),
     only("hidethinking", _O, (False,), "reasoning is a part of the answer",
          "use `quire serve`, which tells them apart", arity="switch"),
+    only("bits", "AutoRound, GPTQModel", (), "each method of `quire quantize` has its own",
+         "use --method int8, smoothquant or fp8 for 8 bits, and rtn, awq, gptq, autoround, nf4 or "
+         "mxfp4 for 4", "--wbits"),
     only("url", _V, (), _SERVER, "ask a running server over HTTP"),
     only("server_base", _L, (), _SERVER, "ask a running server over HTTP"),
     only("model_name", _V, (), _SERVER, "name its folder, or its name on the hub, as MODEL"),

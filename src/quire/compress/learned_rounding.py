@@ -8,6 +8,9 @@ trained by straight-through gradients have more loss: nothing makes up for their
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -18,7 +21,7 @@ from quire.compress.quantized_rows import IntegerCodes
 from quire.kernels import reference
 from quire.models.families.llama import LlamaDecoderLayer
 
-_BATCH = 4  # samples of a step
+BATCH = 4  # samples of a step
 _RATE = 0.015  # of a code, in a step
 _BETAS = (0.9, 0.95)  # of Adam
 _SAMPLE = 1 << 14  # values by which the nearest share is found; among rows it would lose more
@@ -83,7 +86,7 @@ class RoundingLearner:
         # gradients are small numbers, and Adam's usual eps is not
         adam = torch.optim.Adam(values, _RATE, _BETAS, eps=1e-20, fused=True)
         for step in range(1, steps + 1):
-            batch = torch.randperm(len(inputs), generator=drawn)[:_BATCH].tolist()
+            batch = torch.randperm(len(inputs), generator=drawn)[:BATCH].tolist()
             self._descend([inputs[i] for i in batch], [targets[i] for i in batch])
             adam.step()
             for weight in self.weights.values():
@@ -108,6 +111,23 @@ class RoundingLearner:
         linears = linears_of(self._layer)
         for name, weight in zip(self.weights, numbers, strict=True):
             set_linear(linears[name], _multiplying(weight))
+
+
+def step_seconds(
+    layer: LlamaDecoderLayer,
+    run: LayerRunner,
+    grid: IntegerGrid,
+    names: Collection[str],
+    inputs: list[Tensor],
+) -> float:
+    """The seconds of a step, measured. The layer is of no use after it. names: of linear layers."""
+    linears = linears_of(layer)
+    scales = {name: grid.scales_of(weight_of(linears[name])) for name in names}
+    learner = RoundingLearner(layer, run, grid, scales)
+    for _ in range(2):  # the first one starts threads and allocates memory
+        began = time.perf_counter()
+        learner.learn(inputs[:BATCH], inputs[:BATCH], 1, 0)
+    return time.perf_counter() - began
 
 
 def relative_error(states: Tensor, targets: Tensor, eps: float) -> Tensor:

@@ -49,8 +49,8 @@ def check_quality(
     failures = limits.failures(figures)
     stored = parts[1].config.checkpoint_format
     return {
-        "base": base.name,
-        "quantized": quantized.name,
+        "base": named_path(base).name,
+        "quantized": named_path(quantized).name,
         "format": None if stored is None else stored.name,
         "text": samples.source,
         "limits": limits.record(),
@@ -64,7 +64,7 @@ def check_quality(
 def store_report(quantized: Path, report: Mapping[str, Any]) -> None:
     """Write a report to the quantized folder, and a picture of its layers. Raises ConfigError."""
     losses = [1.0 - layer["mean"] for layer in report["layers"]]
-    picture = svg(f"{quantized.name}: 1 - cosine after each layer", losses)
+    picture = svg(f"{named_path(quantized).name}: 1 - cosine after each layer", losses)
     try:
         write_report(quantized, report)
         write_whole(quantized / PLOT_FILE, lambda part: part.write_text(picture))

@@ -21,8 +21,9 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from quire.compress.checkpoint_layout import CheckpointLayout
-from quire.compress.layer_rounding import Coded, ExactStates, LayerRounding
+from quire.compress.layer_rounding import Coded, ExactStates, LayerRounding, grid_of
 from quire.compress.layer_stream import LayerRunner, Notify
+from quire.compress.learned_rounding import BATCH, step_seconds
 from quire.compress.model_parts import ModelParts, linears_of, stored_norm, weight_of
 from quire.compress.recipe import Recipe
 from quire.compress.rotation import RotatedParts
@@ -31,7 +32,7 @@ from quire.compress.text_samples import TextSamples
 from quire.config_file import ConfigFile
 from quire.core.layer_spec import LinearSpec, layer_module
 from quire.errors import CheckpointError, ConfigError
-from quire.model_folder import unapplied_adapter
+from quire.model_folder import named_path, unapplied_adapter
 from quire.models.checkpoint_formats.checkpoint_format import LARGEST_EXPONENT
 from quire.models.checkpoint_formats.quantization_config import read_checkpoint_format
 from quire.models.config.model_config import ModelConfig
@@ -58,8 +59,8 @@ class Quantization:
         config = self.parts.config
         if config.checkpoint_format is not None:
             raise CheckpointError(
-                f"{base} is quantized already ({config.checkpoint_format.name}); take the 16-bit "
-                "checkpoint"
+                f"{named_path(base)} is quantized already ({config.checkpoint_format.name}); take "
+                "the 16-bit checkpoint"
             )
         # before layers are quantized that would be of no use; a rotated model has a head of its own
         check_tensors(base, ModelConfig.from_folder(base))
@@ -81,6 +82,19 @@ class Quantization:
     def _record(self) -> dict[str, Any]:
         digest = self.samples.digest if self.recipe.steps_of_method.calibrates else None
         return recipe_record(self.recipe, self.base, digest)
+
+    @torch.no_grad()
+    def learning_seconds(self) -> float:
+        """About how long learned rounding takes, by a step of one of the layers that are left."""
+        count = len(self.parts.spec.layers)
+        left = [i for i in range(count) if self._chosen(i) and not self.files.is_written(i)]
+        if not left:
+            return 0.0
+        samples = self.parts.embed(self.samples.calibration[:BATCH])
+        run = LayerRunner(self.parts, left[0], max(map(len, samples)))
+        layer, grid = self.parts.layer(left[0]), grid_of(self.layout)
+        one = step_seconds(layer, run, grid, self._chosen(left[0]), samples)
+        return one * self.recipe.steps * len(left)
 
     @torch.no_grad()
     def run(self, notify: Notify) -> None:
@@ -138,8 +152,8 @@ class Quantization:
             if linear.module in self._chosen(index) and largest > 2.0**LARGEST_EXPONENT:
                 names = ", ".join(self._modules(index, linear))
                 raise CheckpointError(
-                    f"{self.base}: {names}: a weight is {largest:.3g}, which scales of codes "
-                    "cannot hold; download the model again, or take weights that are sound"
+                    f"{named_path(self.base)}: {names}: a weight is {largest:.3g}, which scales of "
+                    "codes cannot hold; download the model again, or take weights that are sound"
                 )
 
     def _check_scales(self, index: int, coded: Coded) -> None:
@@ -150,7 +164,7 @@ class Quantization:
                 names, bits = ", ".join(self._modules(index, linear)), self.layout.bits
                 fix = "take method int8, " if bits == 4 else ""
                 raise CheckpointError(
-                    f"{self.base}: {names}: its weights are so large that scales of "
+                    f"{named_path(self.base)}: {names}: its weights are so large that scales of "
                     f"{bits}-bit codes cannot hold them; {fix}ignore these layers, or take weights "
                     "that are sound"
                 )

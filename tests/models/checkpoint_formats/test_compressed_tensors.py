@@ -41,6 +41,12 @@ def other_shape(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
         tensors[name] = tensors[name] + 1
 
 
+def dense_zeros(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+    for name in [name for name in tensors if name.endswith("weight_zero_point")]:
+        n, groups = tensors[name.replace("_zero_point", "_scale")].shape
+        tensors[name] = torch.zeros(n * 3 // 32, groups, dtype=torch.int32)
+
+
 def uncompressed(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
     """A model that was saved while its rounding was only simulated."""
     config["quantization_config"] |= {"quantization_status": "frozen"}
@@ -151,6 +157,7 @@ test_what_does_not_fit_compressed_tensors_is_refused_by_name = refusals(
     ("mxfp8", spoil("weight_scale", 255), r"up_proj: a scale is too large, or not a number; d"),
     ("int4_bytes", large_code, r"up_proj: its weight has codes of more than 4 bits; take the"),
     ("int4_bytes", group_of(group_size=64), r"weight_scale .*its shape is .*, not the .* quan"),
+    ("packed_3_padded", dense_zeros, "and weight_packed are packed in different ways; download"),
     ("packed", other_shape, r"proj: its weight_shape is \[\d+, \d+\], but weight_packed is"),
     ("packed", configure(ignore=["re:("]), r"ignore holds '\(', which is not a regular"),
     ("packed", configure(ignore=["re:((a|b)+)+!"]), "ignore holds .*very long to match"),

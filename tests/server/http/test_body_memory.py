@@ -138,6 +138,19 @@ def test_the_count_is_what_the_bodies_hold(parts: list[tuple[int, int]]) -> None
     assert memory.num_bytes == 0
 
 
+def test_one_caller_takes_a_share() -> None:
+    memory = BodyMemory(10, lambda: 1.0, "answers", 6)
+    memory.take(6, "a")
+    with pytest.raises(QueueFullError, match="6 bytes of answers already for this caller; send"):
+        memory.take(1, "a")
+    memory.take(4, "b")
+    with pytest.raises(QueueFullError, match="10 bytes of answers already; send"):
+        memory.take(1, "b")
+    memory.release(6, "a")
+    memory.take(2, "b")
+    assert memory.num_bytes == 6
+
+
 def test_by_default_many_of_the_largest_bodies_fit() -> None:
     assert ServerSettings(max_body_bytes=100).held_body_bytes == 6400
     with pytest.raises(ConfigError, match="max_held_body_bytes is 99, less than max_body_bytes"):

@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 _WORD = 32  # bits
 
 
-def num_words(count: int, bits: int) -> int:
-    """Words of 32 bits that have so many codes, one after the other."""
-    return -(-count * bits // _WORD)
+def num_words(count: int, bits: int, *, padded: bool = False) -> int:
+    """Words of 32 bits that have so many codes, one after the other.
+
+    padded: whether no code lies in two words, so that of each the last bits may be free.
+    """
+    return -(-count // (_WORD // bits)) if padded else -(-count * bits // _WORD)
 
 
 def whole_words(bits: int) -> int:

@@ -139,21 +139,29 @@ def sorted_by_group(codes: Tensor, g_idx: Tensor | None, bits: int) -> tuple[Ten
     return codes, permutation
 
 
-def words_as_rows(words: Tensor, bits: int) -> Tensor:
-    """int32 words [N, ceil(K · bits / 32)], lower bits first, as rows of `row_bits`, uint8.
+def words_as_rows(words: Tensor, bits: int, *, padded: bool = False) -> Tensor:
+    """int32 words [N, `num_words` of K], lower bits first, as rows of `row_bits`, uint8.
 
-    Where bits are left in the last word, there are columns for these, too.
+    padded: see `num_words`. Where bits are left in the last word, there are columns for these, too.
     """
     flat = words.contiguous().flatten()  # of one column, strides may be any
     rows = flat.view(torch.uint8).view(len(words), -1)
     if bits in ROW_BITS:
         return rows
-    return packed(_from_stream(rows, bits) + code_offset(bits), row_bits(bits))
+    codes = _from_words(words, bits) if padded else _from_stream(rows, bits)
+    return packed(codes + code_offset(bits), row_bits(bits))
 
 
 def code_offset(bits: int) -> int:
     """The number that moves codes of so few bits to the middle of the range of `row_bits`."""
     return (1 << row_bits(bits) - 1) - (1 << bits - 1)
+
+
+def _from_words(words: Tensor, bits: int) -> Tensor:
+    """Codes of words [N, W] that lie in one word each, as uint8 [N, W · (32 // bits)]."""
+    shifts = torch.arange(32 // bits, dtype=torch.int32, device=words.device) * bits
+    codes: Tensor = words[:, :, None] >> shifts & 2**bits - 1
+    return codes.to(torch.uint8).flatten(1)
 
 
 def _from_stream(rows: Tensor, bits: int) -> Tensor:

@@ -3,6 +3,9 @@
 weight_packed [N, K · bits / 32], the first code in the lowest bits, with half of their range added;
 weight_scale [N, groups]; weight_zero_point [N · bits / 32, groups] likewise; weight_shape; perhaps
 weight_g_idx [K].
+
+compressed-tensors before 0.17 had no code of 3, 5, 6 or 7 bits in two words: of each word the last
+bits are free. Of inputs that are a multiple of 32 that always takes more words.
 """
 
 from __future__ import annotations
@@ -57,11 +60,13 @@ class PackedLinear(IntegerLinear):
     def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
         """See `StoredLinear`."""
         groups = num_groups(self.group, k)
-        zeros = StoredTensor(((num_words(n, self.bits), groups),), ("I32",))
+        packed = tuple((n, count) for count in self._words(k))
+        zeros = StoredTensor(tuple((count, groups) for count in self._words(n)), ("I32",))
+        has_layouts = bool(32 % self.bits)  # that only the shape tells from each other
         found = {
-            "weight_packed": StoredTensor(((n, num_words(k, self.bits)),), ("I32",)),
+            "weight_packed": StoredTensor(packed, ("I32",)),
             "weight_scale": StoredTensor(((n, groups),), SCALE_DTYPES),
-            "weight_shape": StoredTensor(((2,),), ("I64", "I32"), needed=False),
+            "weight_shape": StoredTensor(((2,),), ("I64", "I32"), needed=has_layouts),
             "weight_g_idx": StoredTensor(((k,),), ("I32", "I64"), needed=self.is_ordered),
         }
         return found if self.is_symmetric else {**found, "weight_zero_point": zeros}
@@ -81,11 +86,15 @@ class PackedLinear(IntegerLinear):
 
         codes, bits, zeros = tensors["weight_packed"], row_bits(self.bits), None
         n, k = self._shape(codes, tensors.get("weight_shape"))
-        codes = words_as_rows(codes, self.bits)[:, : k * bits // 8]
+        padded = codes.shape[1] != num_words(k, self.bits)
+        codes = words_as_rows(codes, self.bits, padded=padded)[:, : k * bits // 8]
         codes, permutation = sorted_by_group(codes, tensors.get("weight_g_idx"), bits)
         if not self.is_symmetric:
             words = tensors["weight_zero_point"].t()
-            zeros = unpacked(words_as_rows(words, self.bits), bits)[:, :n].t()
+            if words.shape[1] != num_words(n, self.bits, padded=padded):
+                problem = "its weight_zero_point and weight_packed are packed in different ways"
+                raise ValueError(f"{problem}; download the file again")
+            zeros = unpacked(words_as_rows(words, self.bits, padded=padded), bits)[:, :n].t()
         scale = tensors["weight_scale"]
         return IntegerRows(codes, scale, zeros, bits, permutation, self.rounds)
 
@@ -93,9 +102,14 @@ class PackedLinear(IntegerLinear):
         """Outputs and inputs. Raises ValueError where weight_shape says otherwise."""
         n, count = words.shape
         shape = [n, count * 32 // self.bits] if stored is None else stored.tolist()
-        if shape[0] != n or num_words(shape[1], self.bits) != count:
+        if shape[0] != n or count not in self._words(shape[1]):
             raise ValueError(
                 f"its weight_shape is {shape}, but weight_packed is {list(words.shape)}; download "
                 "the file again"
             )
         return n, shape[1]
+
+    def _words(self, count: int) -> list[int]:
+        """Numbers of words that so many codes may take, today's first."""
+        found = (num_words(count, self.bits, padded=padded) for padded in (False, True))
+        return list(dict.fromkeys(found))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import CheckpointError, QualityGateError
-from quire.model_folder import GGUF_LINK, named_path
+from quire.model_folder import linked_gguf, named_path
 from quire.models.config.quality_report import QualityLimits, figures_of, read_report
 
 # figures of a report by name, and whether it says that the weights passed
@@ -61,9 +61,7 @@ def _report(folder: Path, gate: str) -> Mapping[str, Any] | None:
 
 
 def _no_report(folder: Path, gate: str, setting: str) -> CheckpointError:
-    link = folder / GGUF_LINK
-    is_gguf = link.is_symlink()
-    model = link.resolve() if is_gguf else named_path(folder)
+    model = named_path(folder)
     asks, lenient = f"quality_gate {gate!r} asks for", "use quality_gate='report'"
     if setting not in _AS_STORED:
         return CheckpointError(
@@ -71,7 +69,7 @@ def _no_report(folder: Path, gate: str, setting: str) -> CheckpointError:
             f"there is no quality report, and {asks} one; leave quantization out, make a "
             f"checkpoint with `quire quantize`, or {lenient}"
         )
-    if is_gguf:
+    if linked_gguf(folder):
         return CheckpointError(
             f"{model} is a GGUF file, which has no quality report, and {asks} one; take a "
             f"checkpoint of `quire quantize`, or {lenient}"

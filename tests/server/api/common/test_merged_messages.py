@@ -67,6 +67,16 @@ def test_gemmas_template() -> None:
     assert rendered(GEMMA, parts, U, A, L)[0] == "u:P\n\nU|a:A|u:L|"
 
 
+def test_names_stay_in_joined_messages() -> None:
+    named = GEMMA.replace("m.role[0]", "m.role[0] ~ m.name | default('') ")
+    ann, bob = {**U, "name": "ann"}, {**U, "name": "bob"}
+    assert rendered(named, ann, ann) == ("uann:U\n\nU|", NOTE)
+    assert rendered(named, ann, bob, U, A, bob)[0] == "u:ann: U\n\nbob: U\n\nU|a:A|ubob:U|"
+    assert rendered(named, ann, U)[0] == "u:ann: U\n\nU|"
+    example = {**S, "name": "example_user"}  # as OpenAI's guides write examples
+    assert rendered(GEMMA, S, example, U)[0] == "u:S\n\nexample_user: S\n\nU|"
+
+
 def test_the_first_refusal_is_raised() -> None:
     with pytest.raises(TemplateRefusalError, match="refuses them: no system"):
         rendered(GEMMA, S, U, A, A)

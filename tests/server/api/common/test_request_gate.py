@@ -323,19 +323,26 @@ def test_a_request_holds_so_many_logprobs_until_its_last_answer(
         assert "more than 3 log-probabilities in all; ask for fewer, " in reply.error["message"]
 
 
-def test_all_requests_hold_so_many_logprobs_together(
+def test_one_caller_holds_a_share_of_all_logprobs(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_gate, "MAX_HELD", 40)
     monkeypatch.setattr(body_memory, "FREE_BYTES", 0)
     engine.delay = 0.01
-    app = build_app(engine, ServerSettings())
+    app = build_app(engine, ServerSettings(api_key="one,two"))
 
-    async def ask(count: int) -> list[Reply]:
-        return await asyncio.gather(*(request(app, "/v1/completions", MANY) for _ in range(count)))
+    async def ask(*keys: str) -> list[Reply]:
+        headers = [JSON | {"authorization": f"Bearer {key}"} for key in keys]
+        sent = [request(app, "/v1/completions", MANY, headers=each) for each in headers]
+        return await asyncio.gather(*sent)
 
-    assert [reply.status for reply in run_leaping(ask(1))] == [200]
-    replies = run_leaping(ask(4))
-    refused = [reply for reply in replies if reply.status == 429]
-    assert "of log-probabilities of answers already" in refused[0].error["message"]
-    assert [reply.status for reply in run_leaping(ask(1))] == [200]
+    def statuses(replies: list[Reply]) -> list[int]:
+        return [reply.status for reply in replies]
+
+    assert statuses(run_leaping(ask("one"))) == [200]
+    *own, other = run_leaping(ask("one", "one", "one", "one", "two"))
+    refused = [reply for reply in own if reply.status == 429]
+    held = "of log-probabilities of answers already for this caller"
+    assert held in refused[0].error["message"]
+    assert other.status == 200
+    assert statuses(run_leaping(ask("one"))) == [200]

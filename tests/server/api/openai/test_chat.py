@@ -86,6 +86,19 @@ def test_an_effort_beside_the_variable_that_it_stands_for(
     assert reply.headers.get("x-quire-no-effect") == (text if is_reported else None)
 
 
+@pytest.mark.parametrize(("think", "thinks"), [(False, False), (True, True), ("high", True)])
+def test_of_ollamas_think_the_effort_is_made(
+    app: Starlette, engine: FakeEngine, think: bool | str, thinks: bool
+) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "think": think}
+    reply = call(app, "/v1/chat/completions", body)
+    assert reply.headers["x-quire-no-effect"].startswith("think has no effect: ")
+    engine.tokenizer.chat_variables = frozenset({"messages", "enable_thinking"})
+    reply = call(app, "/v1/chat/completions", body)
+    assert (reply.status, reply.headers.get("x-quire-no-effect")) == (200, None)
+    assert engine.last_prompt == f"<user>hi[enable_thinking={thinks}]<assistant>"
+
+
 @pytest.mark.parametrize("wrong", ["", "[]", "{", '{"tools": []}', '{"messages": 1}'])
 def test_template_variables_of_the_server_are_an_object(wrong: str) -> None:
     with pytest.raises(ConfigError, match="default_chat_template_kwargs"):

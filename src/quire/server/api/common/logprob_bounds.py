@@ -20,7 +20,8 @@ from quire.errors import invalid_value
 from quire.server.api.common.logprob_formats import ALL
 
 MAX_REPORTED = 1 << 20  # by one request that asks for more than MAX_LOGPROBS for each token
-MAX_HELD = 1 << 23  # by one request, and by all of a process, of answers that wait for others
+MAX_HELD = 1 << 22  # by one caller in a process, of answers that wait for others of their request
+CALLERS = 2  # so many may have the most at a time
 REPORTED_BYTES = 200  # of each, until it is sent
 _MANY = 4096  # above this they are written in a thread; on the event loop these take 2 ms
 

@@ -64,11 +64,16 @@ def _merged(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def _joined(messages: Sequence[ChatMessage], role: str) -> list[ChatMessage]:
-    """One message with the texts of all; none of none."""
+    """One message with the texts of all; none of none. Different names are put before the texts."""
     if len(messages) < 2:
         return [{**message, "role": role} for message in messages]
-    return [{"role": role, "content": "\n\n".join(_text(m["content"]) for m in messages)}]
+    names = {message.get("name") for message in messages}
+    named = {"name": name} if len(names) == 1 and (name := names.pop()) else {}
+    texts = [_text(message, with_name=len(names) > 1) for message in messages]
+    return [{"role": role, "content": "\n\n".join(texts), **named}]
 
 
-def _text(content: str | list[dict[str, str]]) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+def _text(message: ChatMessage, *, with_name: bool) -> str:
+    content: str | list[dict[str, str]] = message["content"]
+    text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    return f"{message['name']}: {text}" if with_name and message.get("name") else text

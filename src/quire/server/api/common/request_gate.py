@@ -19,6 +19,7 @@ from quire.fair_queue import FairExecutor
 from quire.server.admission.admission_control import Admission, Capacity, Ticket
 from quire.server.api.common.generation_job import AdmittedJob, GenerationRecord, Job
 from quire.server.api.common.logprob_bounds import (
+    CALLERS,
     MAX_HELD,
     MAX_REPORTED,
     REPORTED_BYTES,
@@ -56,8 +57,9 @@ class RequestContext:
         self.caller = caller_of(scope)
         self.deadline = Deadline(gate.settings.request_timeout)
         self.usage: UsageCounter
-        self._body_space, self._reply_space = BodySpace(gate.bodies), BodySpace(gate.replies)
-        self._held_space = BodySpace(gate.held)
+        self._body_space = BodySpace(gate.bodies)
+        self._reply_space = BodySpace(gate.replies, self.caller)
+        self._held_space = BodySpace(gate.held, self.caller)
         self.hold_bytes = self._body_space.hold
 
     def start(
@@ -130,11 +132,11 @@ class RequestGate:
         self.light_threads = FairExecutor(1, "quire-light")
         retry_after = self.models.entrance.retry_after
         self.bodies = BodyMemory(settings.held_body_bytes, retry_after)
-        # as much again, so that the largest answer is possible
-        most = max(settings.held_body_bytes, MAX_REPORTED * REPORTED_BYTES)
-        self.replies = BodyMemory(most, retry_after, "log-probabilities")
-        most = MAX_HELD * REPORTED_BYTES
-        self.held = BodyMemory(most, retry_after, "log-probabilities of answers")
+        # so large that one caller's largest answer leaves room for another's
+        most = max(settings.held_body_bytes, CALLERS * MAX_REPORTED * REPORTED_BYTES)
+        self.replies = BodyMemory(most, retry_after, "log-probabilities", most // CALLERS)
+        most, what = MAX_HELD * REPORTED_BYTES, "log-probabilities of answers"
+        self.held = BodyMemory(CALLERS * most, retry_after, what, most)
 
     def admit(self, scope: Scope) -> RequestContext:
         """Admit a request whose body is still to come.
