@@ -87,7 +87,7 @@ def test_a_long_search_holds_no_more_ended_answers_than_it_returns() -> None:
     def generate_and_count(
         prompts: Sequence[list[int]], params: SamplingParams
     ) -> list[RequestOutput]:
-        held.append(sum(isinstance(each, BeamSearchSequence) for each in gc.get_objects()))
+        held.append(sum(type(each) is BeamSearchSequence for each in gc.get_objects()))
         return generate(prompts, params)
 
     params = BeamSearchParams(beam_width=2, max_tokens=40)
