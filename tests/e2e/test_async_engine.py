@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from quire.config import EngineConfig
@@ -14,6 +15,7 @@ from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.input_processor import PreparedRequest
+from quire.engine.frontend.prompt_inputs import OnePrompt
 from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.errors import CheckpointError, EngineError, InvalidRequestError
 
@@ -115,6 +117,22 @@ def test_a_slow_reader_gets_everything_in_few_parts(tiny_model: Path) -> None:
             first.append(part)
         assert len(first.outputs[0].token_ids) == 60
         assert first.finished
+
+    run(tiny_model, scenario)
+
+
+def test_prompts_in_the_types_of_llm(tiny_model: Path) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        (whole,) = (await engine.complete([5, 6], sampling())).outputs
+        vector = (await engine.embed([5, 6], PoolingParams())).embedding
+        maps: list[OnePrompt] = [{"prompt_token_ids": [5, 6]}, {"prompt_token_ids": (5, 6)}]
+        for prompt in (*maps, (5, 6), np.array([5, 6])):
+            assert (await engine.complete(prompt, sampling())).outputs == [whole]
+            assert (await engine.embed(prompt, PoolingParams())).embedding == vector
+        with pytest.raises(InvalidRequestError, match="prompt: must be text or a list of token"):
+            await anext(engine.generate(None, sampling()))  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequestError, match=r"prompt\.images: not supported"):
+            await anext(engine.generate({"prompt": "x", "images": []}, sampling()))
 
     run(tiny_model, scenario)
 

@@ -95,11 +95,31 @@ def test_a_long_search_holds_no_more_ended_answers_than_it_returns() -> None:
     assert max(held) - held[0] < 2 * params.beam_width
 
 
-@pytest.mark.parametrize(("name", "value"), [("beam_width", 0), ("max_tokens", "5")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("beam_width", 0), ("beam_width", True), ("max_tokens", "5"), ("temperature", -1),
+        ("temperature", "hot"), ("length_penalty", "a"), ("length_penalty", None),
+        ("length_penalty", math.nan), ("length_penalty", 1000.0), ("ignore_eos", "no"),
+        ("include_stop_str_in_output", 1),
+    ],
+)  # fmt: skip
 def test_params_are_checked(name: str, value: object) -> None:
-    given: dict[str, object] = {"beam_width": 2, "max_tokens": 2, name: value}
-    with pytest.raises(InvalidRequestError, match=name):
-        BeamSearchParams(**given)  # type: ignore[arg-type]
+    given: dict[str, object] = {"beam_width": 2, "max_tokens": 2}
+    with pytest.raises(InvalidRequestError, match=f"^{name}: must be "):
+        BeamSearchParams(**given | {name: value})  # type: ignore[arg-type]
+    params = BeamSearchParams(**given)  # type: ignore[arg-type]
+    setattr(params, name, value)
+    with pytest.raises(InvalidRequestError, match=f"^{name}: must be "):
+        search([[0]], params, [], LIMITS, generate)
+
+
+@pytest.mark.parametrize("penalty", [-50, np.float32(50)])
+def test_any_length_has_a_score(penalty: float) -> None:
+    params = BeamSearchParams(beam_width=2, max_tokens=2, length_penalty=penalty)
+    limits = RequestLimits(max_model_len=1 << 21, max_kv_tokens=1 << 21, vocab_size=VOCAB,
+                           max_num_seqs=4, max_logprobs=-1)  # fmt: skip
+    search([[0] * (1 << 20)], params, [], limits, generate)
 
 
 def test_beams_need_log_probabilities() -> None:

@@ -31,6 +31,7 @@ from quire.engine.frontend.input_processor import (
 )
 from quire.engine.frontend.output_queue import OutputQueue, streamed_items
 from quire.engine.frontend.prompt_encoding import Prompt
+from quire.engine.frontend.prompt_inputs import OnePrompt, read_prompt
 from quire.engine.frontend.request_tracker import EngineLink, RequestTracker
 from quire.engine.frontend.thread_link import ThreadLink
 from quire.errors import EngineError, QuireError
@@ -111,7 +112,7 @@ class AsyncEngine(ModelOwner):
 
     async def generate(
         self,
-        prompt: Prompt,
+        prompt: OnePrompt,
         sampling: SamplingParams,
         *,
         request_id: str | None = None,
@@ -121,9 +122,10 @@ class AsyncEngine(ModelOwner):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answers to a prompt; each item has what is new, or what output_kind asks for.
 
-        Closing the iterator aborts the request. request_id: a label for logs; the engine's own id
-        is unique. stream: if False, an engine process may send everything at the end. on_abort:
-        called with what it has generated and not sent of a request that is aborted.
+        prompt: as `LLM.generate` takes it. Closing the iterator aborts the request. request_id: a
+        label for logs; the engine's own id is unique. stream: if False, an engine process may send
+        everything at the end. on_abort: called with what it has generated and not sent of a request
+        that is aborted.
         Raises InvalidRequestError before the first item (later only if logits processors ban every
         token), QueueTimeoutError, OverloadedError while the engine is being restarted, and
         EngineError when it fails.
@@ -148,7 +150,7 @@ class AsyncEngine(ModelOwner):
 
     async def complete(
         self,
-        prompt: Prompt,
+        prompt: OnePrompt,
         sampling: SamplingParams,
         *,
         request_id: str | None = None,
@@ -162,7 +164,7 @@ class AsyncEngine(ModelOwner):
 
     async def embed(
         self,
-        prompt: Prompt,
+        prompt: OnePrompt,
         pooling: PoolingParams,
         *,
         request_id: str | None = None,
@@ -170,7 +172,7 @@ class AsyncEngine(ModelOwner):
     ) -> RequestOutput:
         """The embedding of a prompt. Cancelling aborts the request; raises as `generate` does."""
         check_loop(self._loop)
-        arrival = time.monotonic()
+        arrival, prompt = time.monotonic(), read_prompt(prompt)
         unique_id, prepare = self._unique_id(request_id), self._inputs.prepare_embedding
         work = partial(prepare, unique_id, prompt, pooling, **options)
         prepared = await self._in_thread(prompt, work) if is_long(prompt) else work()
@@ -224,7 +226,7 @@ class AsyncEngine(ModelOwner):
 
     async def _prepare(
         self,
-        prompt: Prompt,
+        prompt: OnePrompt,
         sampling: SamplingParams,
         label: str | None,
         *,
@@ -233,6 +235,7 @@ class AsyncEngine(ModelOwner):
         **options: Unpack[ContinuationOptions],
     ) -> PreparedRequest:
         check_loop(self._loop)
+        prompt = read_prompt(prompt)
         prepare, unique_id = self._inputs.prepare, self._unique_id(label)
         work = partial(prepare, unique_id, prompt, sampling, stream=stream, **options)
         if in_thread or is_long(prompt):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 
@@ -22,7 +23,8 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
     beam_width: beams that go on, and answers that are returned. max_tokens: of each answer.
     temperature: without effect, as log-probabilities are those before it. length_penalty: an
-    answer's score is its log-probability divided by its length, prompt included, to this power.
+    answer's score is its log-probability divided by its length, prompt included, to this power
+    (-50 to 50).
     ignore_eos: end tokens end nothing. include_stop_str_in_output: answers keep their end token.
     """
 
@@ -34,11 +36,27 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("beam_width", "max_tokens"):
+        self.check()
+
+    def check(self) -> None:
+        """Check all values, which may have been set since. Raises InvalidRequestError."""
+        for name in self.__struct_fields__:
             value = plain_number(getattr(self, name))
-            if type(value) is not int or value < 1:
-                raise invalid_value(name, f"must be an integer >= 1, not {value!r}")
+            if name in _RANGES:
+                low, high = _RANGES[name]
+                is_valid = type(value) in (int, float) and low <= value <= high  # no NaN
+                kind = f"a number from {low} to {high}"
+            elif name in ("beam_width", "max_tokens"):
+                is_valid, kind = type(value) is int and value >= 1, "an integer >= 1"
+            else:
+                is_valid, kind = type(value) is bool, "true or false"
+            if not is_valid:
+                raise invalid_value(name, f"must be {kind}, not {reprlib.repr(value)}")
             msgspec.structs.force_setattr(self, name, value)
+
+
+# a length of 2^20 to the power of 50 is still a float
+_RANGES = {"temperature": (0, 100), "length_penalty": (-50, 50)}
 
 
 class BeamSearchSequence(msgspec.Struct, frozen=True):
@@ -81,6 +99,7 @@ def search(
     if not isinstance(params, BeamSearchParams):
         kind = "BeamSearchParams(beam_width=..., max_tokens=...)"
         raise invalid_value("params", f"must be {kind}, not {type(params).__name__}")
+    params.check()
     if 0 <= limits.max_logprobs < 2 * params.beam_width:
         problem = f"{params.beam_width} beams need {2 * params.beam_width} log-probabilities"
         raise invalid_value("beam_width", f"{problem}; start with max_logprobs of that many")

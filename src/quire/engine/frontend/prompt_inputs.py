@@ -6,7 +6,7 @@ processor and the tokenizer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from quire.core.sampling_params import SamplingParams
@@ -31,6 +31,7 @@ Message = dict[str, Any]  # {"role": ..., "content": ...}
 # one prompt or several: text, token ids (a list, tuple, array or tensor) and maps are all iterable;
 # a union of them refuses lists that mix kinds, whose type has only what the kinds have in common
 Prompts = Iterable[int | Iterable[object]]
+OnePrompt = Prompt | Iterable[int] | Mapping[str, object]
 Conversation = Sequence[Message]
 
 _MESSAGES = "must be a list of messages, such as [{'role': 'user', 'content': 'hello'}]"
@@ -47,6 +48,13 @@ def read_prompts(prompts: Prompts) -> list[Prompt]:
     if found and all(isinstance(item, int) for item in found):
         return [found]
     return [_read_prompt(item, f"prompt[{index}]") for index, item in enumerate(found)]
+
+
+def read_prompt(prompt: OnePrompt) -> Prompt:
+    """One prompt as text or a list of token ids. Raises InvalidRequestError."""
+    if isinstance(prompt, str | list):  # as a server's are
+        return prompt
+    return _read_prompt(plain_value(prompt), "prompt")
 
 
 def _read_prompt(item: Any, where: str) -> Prompt:

@@ -90,6 +90,9 @@ def test_logprobs_of_zero_lists_the_token_alone(complete: Post, engine: FakeEngi
     engine.script = "x"
     (choice,) = complete(logprobs=0).json()["choices"]
     assert choice["logprobs"]["top_logprobs"] == [{"x": -1.5}]
+    assert complete(logprobs=0, logprob_token_ids=[80]).status == 200, "0 asks for them, too"
+    error = complete(logprob_token_ids=[80]).error
+    assert error["message"] == "logprob_token_ids: it needs logprobs; ask for them"
 
 
 def test_minus_infinity_is_a_number_in_json(complete: Post, engine: FakeEngine) -> None:

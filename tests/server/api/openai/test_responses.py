@@ -47,16 +47,21 @@ def events(reply: Reply) -> list[dict[str, Any]]:
     ("cut", "status"), [("}</tool_call>", "completed"), ("}}</tool_call>", "incomplete")]
 )
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("ending", ["length", "stop"])
 def test_a_call_is_incomplete_if_its_arguments_are(
-    speaking: FakeEngine, cut: str, status: str, stream: bool
+    speaking: FakeEngine, cut: str, status: str, stream: bool, ending: str
 ) -> None:
-    """Nobody makes an incomplete one, so it is left out of later prompts."""
-    speaking.script, speaking.ending = CALL.removesuffix(cut), "length"
+    """Nobody makes an incomplete one, so it is left out of later prompts.
+
+    A stop string cuts arguments as max_tokens does; then the response is complete.
+    """
+    speaking.script, speaking.ending = CALL.removesuffix(cut), ending
     app = build_app(speaking, ServerSettings())
     reply = ask(app, tools=[TOOL], stream=stream)
     response = events(reply)[-1]["response"] if stream else reply.json()
     (made,) = response["output"]
-    assert (response["status"], made["status"]) == ("incomplete", status)
+    assert response["status"] == ("incomplete" if ending == "length" else "completed")
+    assert made["status"] == status
     result = {"type": "function_call_output", "call_id": made["call_id"], "output": "a cat"}
     ask(app, input=[result], tools=[TOOL], previous_response_id=response["id"])
     asked = [each for each in speaking.tokenizer.seen[0] if each.get("tool_calls")]

@@ -108,17 +108,12 @@ NO_PADDING = "include_obfuscation has no effect: streams are sent without paddin
 T = TypeVar("T", bound=GenerationRequest)
 
 
-def parse(data: bytes, kind: type[T], logprobs: str = "logprobs") -> T:
-    """Decode a body, without fields that exclude each other.
-
-    logprobs: the route's field that asks for them. Raises InvalidRequestError.
-    """
+def parse(data: bytes, kind: type[T]) -> T:
+    """Decode a body, without fields that exclude each other. Raises InvalidRequestError."""
     request = read_body(data, kind)
     with request.sent_as:
         check_format(request.response_format)
         _check_stream(request)
-        if request.logprob_token_ids is not None and getattr(request, logprobs) in (None, False):
-            raise invalid_value("logprob_token_ids", f"it needs {logprobs}; ask for them")
     return request
 
 
@@ -185,8 +180,12 @@ def sampling_of(
 ) -> SamplingParams:
     """The SamplingParams of a request. Raises InvalidRequestError.
 
-    They are cached by the values of the fields, since clients seldom change them.
+    logprobs: how many to report; None if they are not asked for. Params are cached by the values of
+    the fields, since clients seldom change them.
     """
+    if request.logprob_token_ids is not None and logprobs is None:
+        name = request.logprobs_field.removeprefix("top_")  # a chat asks for them by logprobs
+        raise invalid_value("logprob_token_ids", f"it needs {name}; ask for them")
     values = msgspec.structs.astuple(request)[:_NUM_FIRST]
     limit = None if max_tokens == NO_LIMIT else max_tokens
     try:

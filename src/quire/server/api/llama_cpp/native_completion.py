@@ -45,7 +45,7 @@ _SETTINGS = {
 
 def prepare(body: bytes, models: ModelRegistry) -> Stages[NativeFormatter]:
     """Decode a body and make its job, in stages. Raises InvalidRequestError."""
-    request = parse(body, NativeCompletionRequest, "n_probs")
+    request = parse(body, NativeCompletionRequest)
     model = models.find(request.model)
     yield
     with request.sent_as:

@@ -145,7 +145,7 @@ class OutputItems:
     def close(self, status: Status) -> Iterator[replies.StreamEvent]:
         """Complete the open item, with the answer's status: max_tokens may have cut it inside.
 
-        A call whose arguments are complete was not cut.
+        A call's status is that of its arguments: a stop string, too, may have cut them.
         """
         if not self._is_open:
             return
@@ -154,8 +154,8 @@ class OutputItems:
         item.status = status
         text, self._texts = "".join(self._texts), []
         scores, self._scores = self._scores, []
-        if isinstance(item, _CALLS) and arguments_of(text) is not None:
-            item.status = "completed"
+        if isinstance(item, _CALLS):
+            item.status = "completed" if arguments_of(text) is not None else "incomplete"
         match item:
             case replies.OutputCall():
                 item.arguments = text
