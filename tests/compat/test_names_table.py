@@ -41,12 +41,12 @@ SERVER = {option.name for option in options_of(ServerSettings)}
 SAMPLING = set(SamplingParams.__struct_fields__)
 POOLING = set(PoolingParams.__struct_fields__)
 OWN: dict[Scope, set[str]] = {
-    "engine": ENGINE, "server": ENGINE | SERVER, "sampling": SAMPLING,
-    "request": {*POOLING, "reasoning_effort"},
+    "engine": ENGINE, "server": ENGINE | SERVER, "sampling": SAMPLING, "request": POOLING,
     "cli": {*CONSTRAINTS, "default_chat_template_kwargs", "chat", "skip_special_tokens"},
     "pooling": POOLING, "call": {"prompts", "data_1", "data_2"},
 }  # fmt: skip
-SCORED = {"queries", "documents"}  # of /v1/score; chats have a `documents` of vLLM's
+# fields of some routes: of /v1/score (chats have a `documents` of vLLM's), and of chats
+FIELDS = {"queries", "documents", "reasoning_effort"}
 ROWS = [(scope, row) for scope in ALL_SCOPES for row in rows_of(scope)]
 
 
@@ -67,7 +67,7 @@ def test_a_phrase_is_written_once() -> None:
 @pytest.mark.parametrize(("scope", "row"), ROWS, ids=lambda value: getattr(value, "name", value))
 def test_a_row_is_whole(scope: Scope, row: ForeignName) -> None:
     assert row.name not in OWN[scope], "Quire has this name itself"
-    assert row.same_as is None or row.same_as in OWN[scope] | SCORED, "there is no such setting"
+    assert row.same_as is None or row.same_as in OWN[scope] | FIELDS, "there is no such setting"
     assert row.same_as or row.text, "say why"
     takes_all = row.takes is ANY or (row.same_as and row.others)
     assert takes_all or row.fix, "say what to do instead"

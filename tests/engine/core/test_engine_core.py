@@ -27,6 +27,7 @@ from quire.engine.core.engine_core import EngineCore
 from quire.engine.core.executor import Executor, UniprocExecutor
 from quire.engine.core.grammar_matchers import GrammarMatchers
 from quire.engine.core.queue_deadlines import QueueDeadlines
+from quire.engine.core.step_log import StepLog
 from quire.grammar.grammar_matcher import Matcher
 from quire.kvcache.block_pool import BlockState
 from quire.kvcache.kv_cache_manager import KVCacheManager
@@ -407,6 +408,29 @@ def test_an_id_of_an_unfinished_request_is_dropped_and_may_come_again() -> None:
             core.step()
         found = run_until_idle(core)
         assert ends(found["a"]) == ["length"]
+
+
+@pytest.mark.parametrize("grammar", [None, StructuredOutputs(regex="a")])
+@pytest.mark.parametrize("failing", [StepLog.record_arrival, QueueDeadlines.add])
+def test_nothing_is_left_of_a_request_that_could_not_be_taken_whole(
+    failing: Callable[..., object],
+    grammar: StructuredOutputs | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was in the queue already, or its grammar on the way there."""
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    core, _ = make_core(grammars=GrammarMatchers(Anything()))
+    home = {StepLog.record_arrival: StepLog, QueueDeadlines.add: QueueDeadlines}[failing]
+    with monkeypatch.context() as patched:
+        patched.setattr(home, failing.__name__, fail)
+        add(core, "lost", structured_outputs=grammar)
+    assert not core.has_requests
+    add(core, "next")
+    found = run_until_idle(core)
+    assert (ends(found["lost"]), ends(found["next"])) == (["error"], ["length"])
 
 
 def test_an_abort_does_not_wait_for_the_search_of_a_weight() -> None:

@@ -262,7 +262,6 @@ class EngineCore:
             except Exception as error:  # any failure ends this request alone
                 task = "prepare this request's structured output"
                 self._refuse_for(error, request.request_id, task)
-                self._grammars.remove(request.request_id)
 
     def _add(self, message: AddRequest) -> None:
         if message.request_id in self._log.unfinished:  # a refusal would end the other one
@@ -286,7 +285,13 @@ class EngineCore:
             self._refuse_for(error, message.request_id, "take this request")
 
     def _refuse_for(self, error: Exception, request_id: str, task: str) -> None:
-        """Refuse a request that raised an error; only the texts of refusals are for clients."""
+        """Refuse a request that raised an error, wherever it has come to until then.
+
+        Only the texts of refusals are for clients.
+        """
+        self._scheduler.abort([request_id])
+        self._grammars.cancel([request_id])
+        self._grammars.remove(request_id)
         if isinstance(error, InvalidRequestError):
             self._refuse(request_id, str(error), ErrorKind.REQUEST, error.param)
         elif isinstance(error, OverloadedError):
