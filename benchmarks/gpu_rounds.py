@@ -63,6 +63,9 @@ def plainly() -> Iterator[None]:
     with (
         mock.patch.object(int4_config, "filling", plain),
         mock.patch.object(byte_config, "filling", plain),
+        mock.patch.object(int4_config, "in_one_round", plain),
+        mock.patch.object(byte_config, "in_one_round", plain),
+        mock.patch.object(int4_config, "runs_at_once", return_value=True),
         mock.patch.object(int4_config, "registers_of_one_row", return_value=96),
     ):
         forget()

@@ -236,7 +236,10 @@ def gpu_kv_dtype(result: Result) -> str:
 
 def gpu_weights(result: Result) -> str:
     """Weights of each format, with activations in 16 bits in few rows."""
-    names = {"fp8": "FP8", "int8": "INT8", "int4": "INT4", "nf4": "NF4", "mxfp4": "MXFP4"}
+    names = {
+        "fp8": "FP8", "int8": "INT8", "int4": "INT4", "nf4": "NF4", "mxfp4": "MXFP4",
+        "nvfp4": "NVFP4",
+    }  # fmt: skip
     return _by_format(result, names)
 
 

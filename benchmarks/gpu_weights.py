@@ -34,10 +34,10 @@ from torch import Tensor
 
 from quire.kernels.byte_operands import BlockRows
 from quire.kernels.dispatch import kernels_for
+from quire.kernels.formats.fp4 import MXFP4, NVFP4
 from quire.kernels.formats.fp8 import FP8, FP8_A16, BlockFp8
 from quire.kernels.formats.int4 import INT4_GROUP_64
 from quire.kernels.formats.int8 import INT8_GROUP_64, INT8_UNROTATED, GroupedInt8
-from quire.kernels.formats.mxfp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4
 from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import QuantSpec, Rows
@@ -55,15 +55,15 @@ GPU = torch.device(DEVICE)
 SHAPES = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]  # of an 8B, [N, K]
 ROWS = [1, 4, 16, 64, 128, 256, 512, 1024, 2048]
 LIMITS = {"bf16": 6e-3, "fp8": 5e-2, "int8": 2e-2, "int4": 5e-2, "nf4": 5e-2, "mxfp4": 5e-2,
-          "w8a16": 6e-3, "fp8_w8a16": 6e-3, "int8_group": 1.2e-2, "int8_row": 1.2e-2,
+          "nvfp4": 5e-2, "w8a16": 6e-3, "fp8_w8a16": 6e-3, "int8_group": 1.2e-2, "int8_row": 1.2e-2,
           "fp8_block": 5e-2}  # fmt: skip
 # "int8_group:exact": paths that a rule may not take, see `path_of`; "int4:tight": rows of x
 # without memory for a whole tile behind them; "int4:plain": as other GPUs than Hopper do it
 PATHS = "exact", "library", "plain", "tight"
-FOUR_BITS = "int4", "nf4", "mxfp4"
+FOUR_BITS = "int4", "nf4", "mxfp4", "nvfp4"
 FORMATS: dict[str, WeightFormat | None] = {
     "bf16": None, "fp8": FP8, "int8": INT8_UNROTATED, "int4": INT4_GROUP_64, "nf4": NF4,
-    "mxfp4": MXFP4, "w8a16": INT8_GROUP_64, "fp8_w8a16": FP8_A16, "int8_row": None,
+    "mxfp4": MXFP4, "nvfp4": NVFP4, "w8a16": INT8_GROUP_64, "fp8_w8a16": FP8_A16, "int8_row": None,
     "int8_group": GroupedInt8(QuantSpec("int8_group", 128)),
     "fp8_block": BlockFp8(QuantSpec("fp8_block", 128)),
 }  # fmt: skip

@@ -32,7 +32,7 @@ from quire.compress.recipe import Recipe
 from quire.compress.verify_model import compare_models
 from quire.config import ModelSettings
 from quire.errors import CheckpointError, ConfigError
-from quire.kernels.formats.mxfp4 import MXFP4
+from quire.kernels.formats.fp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.config.model_config import ModelConfig

@@ -72,7 +72,7 @@ def plan(capability: int, *, whole: bool = False, most: int = 256, warps: int = 
 
 def skinny(
     capability: int, weight_format: str = "plain", *, codes: str = "fp8e4nv", heads: bool = False,
-    cache: str = BF16, one_row: bool = False, table: str | None = None,
+    cache: str = BF16, one_row: bool = False, table: str | None = None, group: int = 64,
 ) -> Compiled:  # fmt: skip
     """The product before a norm, as an 8B model's layers have it."""
     kind = {"plain": "bf16", "codes": codes, "bytes": "u8", "words": "i32"}[weight_format]
@@ -80,15 +80,16 @@ def skinny(
     is_words = weight_format == "words"
     pdl, tma = capability >= 90, capability == 90 and not is_words
     given: Given = {
-        "group_scale_ptr": "*fp16" if is_words else None, "zero_ptr": None, "table_ptr": table,
-        "GROUP": 64 if is_words else 0, "ONE_ROW": one_row,
+        "group_scale_ptr": ("*u8" if group == 16 else "*fp16") if is_words else None,
+        "zero_ptr": None, "table_ptr": table, "GROUP": group if is_words else 0, "ONE_ROW": one_row,
         "w_ptr": f"*{kind}", "w_desc": f"tensordesc<{kind}[64,{columns}]>" if tma else None,
         "bias_ptr": None, "squares_ptr": None, "BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": columns,
         "STAGES": 4, "SPLIT": 0, "MAX_PARTS": 4, "EVEN_N": False, "EVEN_K": True,
         "HAS_BIAS": False, "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": False,
         "SILU": False, "PRECISION": "tf32", "TMA": tma, "PDL": pdl, "WEIGHT_FORMAT": weight_format,
     }  # fmt: skip
-    given |= {"w_scale_ptr": None} if weight_format in ("plain", "words") else {}
+    has_scale = weight_format in ("codes", "bytes") or (is_words and group == 16)
+    given |= {} if has_scale else {"w_scale_ptr": None}
     given = with_rope(given, heads, cache)
     return compile_kernel(
         skinny_gemm_kernel, capability, given, launch_pdl=pdl, maxnreg=128 if one_row else None
@@ -158,7 +159,7 @@ def box(kind: str, sizes: str, *, swizzle: int = 0, rank: int = 2) -> str:
 
 def _codebook(name: str, *, by_bits: bool) -> str:
     """As `ring_codebook` has it."""
-    return "e2m1" if name == "mxfp4" and by_bits else byte_tables(name, torch.bfloat16)
+    return "e2m1" if name != "nf4" and by_bits else byte_tables(name, torch.bfloat16)
 
 
 def ring_int4(
@@ -191,10 +192,10 @@ def ring_int4(
         "CODEBOOK": codes if codebook is None else _codebook(codebook, by_bits=by_bits),
         "SCALES_FIRST": rows == 1 and codes is None and codebook is None,
     }  # fmt: skip
-    if codebook == "mxfp4" or not group:
+    if codebook in ("mxfp4", "nvfp4") or not group:
         given["group_scale_ptr"] = "*u8" if group else None
     given["zero_ptr"] = ("*u8" if codes is None else "*i8") if zeros else None
-    given |= {"w_scale_ptr": None} if codes is None else {}
+    given |= {"w_scale_ptr": None} if codes is None and codebook != "nvfp4" else {}
     given |= NO_NORM | {"SILU": True, "SPLIT": 1, "SHARES": 1} if silu else {}
     given = with_rope(given, heads or halves)
     if halves:
@@ -218,7 +219,7 @@ def rows_int4(
         "x_desc": tiles("fp8e4nv", block_m - rest),
         "rest_desc": tiles("fp8e4nv", rest) if rest else None,
         "w_desc": box("i32", f"1,{block_n},32", swizzle=128, rank=3),
-        "scale_desc": box("u8" if codebook == "mxfp4" else "fp16", groups),
+        "scale_desc": box("fp16" if codebook in (None, "nf4") else "u8", groups),
         "zero_desc": box("u8", groups) if zeros else None,
         "out_desc": tiles("bf16", min(64, (rest or block_m) // shares), block_n),
         "STAGES": config.stages, "SPLIT": split, "SHARES": shares,
@@ -496,6 +497,7 @@ KERNELS = {
     "skinny_int8": partial(skinny, weight_format="codes", codes="i8"),
     "skinny_words": partial(skinny, weight_format="words"),
     "skinny_words_nf4": partial(skinny, weight_format="words", table="*fp32"),
+    "skinny_words_nvfp4": partial(skinny, weight_format="words", group=16),
     "skinny_words_1": partial(skinny, weight_format="words", one_row=True),
     "rows": rows,
     "rows_thirds": partial(rows, config=RingConfig(128, 3, 3, warps=8)),
@@ -610,7 +612,14 @@ KERNELS = {
     "rows_int4_rest": partial(rows_int4, block_m=192, group=32, zeros=True),
     "rows_int4_parts": partial(rows_int4, block_m=320, group=32, zeros=True),
     "rows_int4_most": partial(rows_int4, block_m=384, split=1),
+    "ring_nvfp4": partial(ring_int4, group=16, codebook="nvfp4"),
+    "ring_nvfp4_16": partial(ring_int4, rows=16, parts=1, group=16, codebook="nvfp4"),
+    "ring_nvfp4_many": partial(
+        ring_int4, rows=128, block_n=128, parts=1, group=16, codebook="nvfp4"
+    ),
     "rows_nf4": partial(rows_int4, group=64, codebook="nf4"),
+    "rows_nvfp4": partial(rows_int4, group=16, codebook="nvfp4"),
+    "rows_nvfp4_wide": partial(rows_int4, block_m=192, block_n=128, group=16, codebook="nvfp4"),
     "rows_mxfp4_wide": partial(rows_int4, block_m=192, block_n=128, group=32, codebook="mxfp4"),
     "rows_int4_small": partial(rows_int4, block_m=128),
     "ring_int4_heads": partial(ring_int4, rows=2, block_n=128, parts=1, heads=True),

@@ -18,7 +18,7 @@ from twins import error_of, normal
 
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.formats.codebook_format import CodebookFormat
-from quire.kernels.formats.mxfp4 import MXFP4
+from quire.kernels.formats.fp4 import MXFP4, NVFP4
 from quire.kernels.formats.nf4 import NF4
 from quire.kernels.operands import CodebookWeight, Int4Words
 from quire.kernels.reference_codebook import powers_of_two
@@ -40,7 +40,8 @@ from quire.kernels.triton.ops.skinny_gemm import (
 from quire.kernels.triton.step.elementwise import quantize_rows
 
 pytestmark = [*ON_EITHER, pytest.mark.usefixtures("one_thread")]
-FORMATS = pytest.mark.parametrize("found", [NF4, MXFP4], ids=lambda each: each.name)
+FORMATS = pytest.mark.parametrize("found", [NF4, MXFP4, NVFP4], ids=lambda each: each.name)
+LOOKED_UP = pytest.mark.parametrize("found", [NF4, MXFP4], ids=lambda each: each.name)
 
 
 def rows_of(found: CodebookFormat, n: int, k: int) -> CodebookWeight:
@@ -120,12 +121,12 @@ def by_look_up(kernel: ModuleType, words: dict[str, int], scale: int, block: int
     yield run_ptx(asm, words | zeros | {"$6": scale})["$1"]
 
 
-@FORMATS
+@LOOKED_UP
 def test_instructions_make_scaled_numbers(found: CodebookFormat) -> None:
     """What Hopper's GEMM does in registers, by an interpreter of its instructions."""
     kernel = pytest.importorskip("quire.kernels.triton.hopper.hopper_codebooks")
-    make, lift = (by_arithmetic, 2.0**63) if found is MXFP4 else (by_look_up, 1.0)
-    scale = torch.tensor([0.0625 if found is MXFP4 else 0.0123] * 2).bfloat16()
+    make, lift = (by_look_up, 1.0) if found is NF4 else (by_arithmetic, 2.0**63)
+    scale = torch.tensor([0.0123 if found is NF4 else 0.0625] * 2).bfloat16()
     low, high = (scale * lift).view(torch.int16).tolist()
     expected = (torch.tensor(found.numbers).bfloat16() * scale[0]).double()
     ids, words = pairs_of_codes(found)
@@ -179,7 +180,7 @@ def test_a_table_has_the_numbers_of_both_codes_of_a_byte() -> None:
             assert torch.equal(numbers, expected[ids[column : column + 2]])
 
 
-@FORMATS
+@LOOKED_UP
 def test_instructions_look_up_scale_and_round_to_fp8(found: CodebookFormat) -> None:
     """What GEMMs of many rows do on Hopper."""
     kernel = pytest.importorskip("quire.kernels.triton.hopper.hopper_int4_to_fp8")
@@ -239,7 +240,7 @@ def test_any_number_of_rows_on_a_hopper(found: CodebookFormat, rows: int, n: int
 
 
 @HOPPER_ONLY
-@FORMATS
+@LOOKED_UP
 @pytest.mark.parametrize("rows", [100, 129, 257])
 def test_every_config_of_many_rows_on_a_hopper(found: CodebookFormat, rows: int) -> None:
     """Both operands are rounded to FP8."""

@@ -18,7 +18,7 @@ from quire.kernels import reference, reference_quantized
 from quire.kernels.cpu import native, native_linear, quantized_linear
 from quire.kernels.cpu.native import num_threads, set_num_threads
 from quire.kernels.formats.codebook_format import CodebookFormat
-from quire.kernels.formats.mxfp4 import MXFP4
+from quire.kernels.formats.fp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4
 from quire.kernels.operands import (
     CodebookWeight,

@@ -268,6 +268,25 @@ def test_few_rows_fit_one_round(model: str, group: int, kind: str, rows: int) ->
             assert 1 <= fitting_programs(memory, spare=2048) <= most, linear
 
 
+@pytest.mark.parametrize("rows", [12, 16, 24, 32])
+@pytest.mark.parametrize("kind", ["int4", "bytes"])
+@pytest.mark.parametrize(
+    ("n", "k"), [(8192, 28672), (5120, 27648), (5120, 13824), (8192, 8192), (8192, 29568)]
+)
+def test_all_programs_of_a_long_layer_run_at_once(n: int, k: int, kind: str, rows: int) -> None:
+    """A second round, of some multiprocessors alone, took up to half as long again."""
+    if kind == "bytes":
+        found = byte_config(rows, n, k, 64, 132, 1)
+        assert found is not None
+        memory = byte_memory(rows, k, 64, 1, found)
+    else:
+        found = int4_config(rows, n, k, 64, 132)
+        assert found is not None
+        memory = shared_memory(rows, k, 64, zeros=False, config=found)
+    programs = -(-n // found.block_n) * found.split
+    assert 132 < programs <= 132 * fitting_programs(memory, spare=2048)
+
+
 SIZES = [(4096, 4096), (28672, 4096), (1536, 896), (64, 256), (8192, 28672), (57344, 8192),
          (27648, 5120), (5120, 27648)]  # fmt: skip
 
@@ -291,7 +310,7 @@ def test_tiles_have_few_rows_that_are_missing(n: int) -> None:
 @pytest.mark.parametrize(("n", "k"), SIZES)
 def test_a_config_fits_a_multiprocessor_and_the_workspace(rows: int, n: int, k: int) -> None:
     found = [(config, 64, False) for config in int4_configs(rows, n, k, 64, 132)]
-    for group in (32, 64, 128):
+    for group in (16, 32, 64, 128):
         for zeros in (False, True):
             for head_dim in (0, 64, 128):
                 config = int4_config(rows, n, k, group, 132, zeros=zeros, head_dim=head_dim)

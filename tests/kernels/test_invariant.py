@@ -27,10 +27,10 @@ from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.cpu import native
 from quire.kernels.dispatch import kernels_for
+from quire.kernels.formats.fp4 import MXFP4
 from quire.kernels.formats.fp8 import FP8
 from quire.kernels.formats.int4 import INT4_GROUP_64
 from quire.kernels.formats.int8 import INT8_GROUP_64
-from quire.kernels.formats.mxfp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4
 from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import Fp8Weight

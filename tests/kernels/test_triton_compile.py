@@ -22,6 +22,7 @@ CAPABILITIES = {
     "skinny_rope": ["80", "90"],
     "skinny_words": ["80", "90"],
     "skinny_words_nf4": ["80"],
+    "skinny_words_nvfp4": ["80"],
     "skinny_words_1": ["80", "89"],
     "skinny_words_rope": ["80"],
     "tile_gemm_int8": ["80", "90"],
@@ -62,6 +63,7 @@ def compiled() -> dict[str, Any]:
 SPILL = {
     "pieces": 8, "hopper_fp8": 8, "ring_bytes_wide_sums": 8, "ring_int4_heads_few": 8,
     "shared": 16, "ring_int4_wide": 16, "skinny_words": 16, "skinny_words_nf4": 8,
+    "skinny_words_nvfp4": 8,
     "skinny_words_1": 88, "rows_bytes_320": 16, "rows_int4_parts": 32, "rows_int4_most": 40,
     "hopper_int8_split": 40, "hopper_bf16_halves": 112,
     "hopper_dequantized_halves": 120, "hopper_int8_halves": 136,

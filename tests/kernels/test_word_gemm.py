@@ -13,7 +13,7 @@ from torch import Tensor
 from twins import error_of
 
 from quire.kernels import reference
-from quire.kernels.formats.mxfp4 import MXFP4
+from quire.kernels.formats.fp4 import MXFP4, NVFP4
 from quire.kernels.formats.nf4 import NF4
 from quire.kernels.operands import Int4Words, ResidualState, RopeWriteKV
 from quire.kernels.reference_quantized import quantize_int4
@@ -33,7 +33,9 @@ from quire.kernels.triton.ops.skinny_gemm import (
 pytestmark = [*ON_EITHER, pytest.mark.usefixtures("one_thread")]
 DTYPES = [torch.float16, *[torch.bfloat16] * ON_GPU]  # the interpreter has no bfloat16 products
 LIMITS = {torch.float16: 1e-3, torch.bfloat16: 6e-3}
-FORMATS = [("int4", 128), ("int4 with zeros", 64), ("int4", 32), ("nf4", 64), ("mxfp4", 32)]
+FORMATS = [
+    ("int4", 128), ("int4 with zeros", 64), ("int4", 32), ("nf4", 64), ("mxfp4", 32), ("nvfp4", 16)
+]  # fmt: skip
 WEIGHTS = pytest.mark.parametrize(("codes", "group"), FORMATS)
 
 
@@ -45,16 +47,10 @@ def words_of(codes: str, group: int, n: int, k: int) -> Int4Words:
         if codes != "int4":
             rows = replace(rows, zeros=torch.randint(0, 16, rows.scale.shape, dtype=torch.uint8))
     else:
-        rows = {"nf4": NF4, "mxfp4": MXFP4}[codes].round_rows(plain)
-    words = pack(replace(rows, **{name: own.to(DEVICE) for name, own in tensors_of(rows)}))
+        rows = {"nf4": NF4, "mxfp4": MXFP4, "nvfp4": NVFP4}[codes].round_rows(plain)
+    words = pack(replace(rows, **{name: own.to(DEVICE) for name, own in rows.tensors.items()}))
     assert isinstance(words, Int4Words)
     return words
-
-
-def tensors_of(rows: Any) -> list[tuple[str, Tensor]]:
-    """Fields of canonical rows that are tensors."""
-    named = [(name, getattr(rows, name, None)) for name in ("codes", "scale", "zeros")]
-    return [(name, own) for name, own in named if isinstance(own, Tensor)]
 
 
 def numbers_of(words: Int4Words) -> Tensor:
@@ -111,6 +107,7 @@ def test_norm_and_silu_are_fused(codes: str, group: int, rows: int, dtype: torch
         words=interleave_gate_up(gates.words),
         scale=interleave_gate_up(gates.scale.T).T.contiguous(),
         zeros=None if gates.zeros is None else interleave_gate_up(gates.zeros.T).T.contiguous(),
+        output_scale=None if (own := gates.output_scale) is None else interleave_gate_up(own),
     )
     found = skinny_gemm_silu(state, pairs, config=config)
     assert error_of(found, F.silu(gate) * up) < 2 * limit

@@ -38,12 +38,13 @@ def test_scores_equal_those_of_the_cpu(checkpoint: Callable, name: str) -> None:
         assert (cuda.prefill(prompt, chunk) - cpu).abs().max() <= 1e-4 * cpu.abs().max()
 
 
+FOUR_BITS = "awq", "gptq_order", "nvfp4", "modelopt_nvfp4"
 KINDS = {"int8": Int8Weight, "float_tokens": Fp8Weight, "fp8": Fp8Weight} | dict.fromkeys(
     ("fp8_block", "float_block", "float_channel", "gptq_8_order", "packed_8"), ByteWords
 )
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq_order", *KINDS])
+@pytest.mark.parametrize("name", [*FOUR_BITS, *KINDS])
 def test_quantized_checkpoints_give_the_scores_of_their_numbers(name: str, tmp_path: Path) -> None:
     """Codes of eight bits run as they are, and activations are rounded if the checkpoint is so."""
     oracle = write_quantized(name, tmp_path)
@@ -64,7 +65,7 @@ def test_quantized_checkpoints_give_the_scores_of_their_numbers(name: str, tmp_p
         rounds = kind is Int8Weight or is_rounded
         limit = 0.25 if rounds else 1e-4 if dtype == "float32" else 0.04
         assert (scores - theirs).norm() <= limit * theirs.norm()
-        if name in ("awq", "gptq_order") and dtype == "bfloat16":  # then many rows are in FP8
+        if name in FOUR_BITS and dtype == "bfloat16":  # then many rows are in FP8
             assert (ours.prefill(prompt).float() - theirs).norm() <= 0.25 * theirs.norm()
 
 

@@ -12,7 +12,7 @@ import torch
 import quire
 from quire.kernels import reference
 from quire.kernels.formats.codebook_format import CodebookFormat
-from quire.kernels.formats.mxfp4 import MXFP4
+from quire.kernels.formats.fp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4
 from quire.kernels.operands import CodebookWeight
 
@@ -89,7 +89,7 @@ def test_mxfp4_is_that_of_the_standard() -> None:
 
 # docs/quantization.md: to add a format
 FILES = {
-    "config.py", "llm_options.py", "kernels/formats/mxfp4.py", "kernels/formats/native_format.py",
+    "config.py", "llm_options.py", "kernels/formats/fp4.py", "kernels/formats/native_format.py",
     "kernels/formats/table.py", "kernels/operands.py", "kernels/reference_codebook.py",
     "quantization/scheme.py", "models/checkpoint_formats/checkpoint_scheme.py",
 }  # fmt: skip

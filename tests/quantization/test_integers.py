@@ -16,10 +16,10 @@ from quire.hub import resolve_model
 from quire.kernels import reference, reference_quantized
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
+from quire.kernels.formats.fp4 import MXFP4
 from quire.kernels.formats.fp8 import FP8
 from quire.kernels.formats.int4 import INT4
 from quire.kernels.formats.int8 import INT8
-from quire.kernels.formats.mxfp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4
 from quire.kernels.formats.weight_format import WeightFormat
 from quire.models.config.model_config import ModelConfig

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
+from quire.kernels.formats.fp4 import MXFP4
 from quire.kernels.formats.fp8 import FP8, FP8_A16, BlockFp8
 from quire.kernels.formats.int4 import INT4, Int4
 from quire.kernels.formats.int8 import INT8, INT8_A16, GroupedBytes, GroupedInt8, Int8
-from quire.kernels.formats.mxfp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4, Nf4
 from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import Int4Weight, LinearWeight, QuantSpec, ResidualState

@@ -34,7 +34,7 @@ from quire.compress.packing import LEAST_ZERO
 from quire.compress.quantized_rows import CodedRows, nearest, nearest_codebook, nearest_fp8
 from quire.compress.recipe import Recipe
 from quire.core.layer_spec import LayerSpec
-from quire.kernels.formats.mxfp4 import MXFP4
+from quire.kernels.formats.fp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4
 from quire.kernels.operands import QuantSpec
 from quire.models.families.llama import LlamaDecoderLayer

@@ -142,7 +142,12 @@ class QuantSpec:
     permuted: bool = False  # whether its inputs are in an order of their own (GPTQ's act-order)
 
 
-_NOT_TENSORS = bool | int | str | None  # fields of a weight
+def _tensors_of(weight: Any) -> dict[str, Tensor]:
+    """The tensors among a weight's fields, by name."""
+    found = {field.name: getattr(weight, field.name) for field in fields(weight)}
+    return {
+        name: own for name, own in found.items() if not isinstance(own, bool | int | str | None)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +165,7 @@ class QuantizedWeight(ABC):
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Its tensors by the names under which they are stored."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: own for name, own in found.items() if not isinstance(own, _NOT_TENSORS)}
+        return _tensors_of(self)
 
     @property
     def row_tensors(self) -> dict[str, Tensor]:
@@ -233,11 +237,12 @@ class CodebookWeight(QuantizedWeight):
     """A weight whose four-bit codes are indices of 16 numbers: codebook[code] · scale.
 
     codes: uint8 [N, K / 2], of two the first in the lower four bits. scale [N, K / group]: float16
-    in NF4; uint8 in MXFP4, exponents of two with 127 added (e8m0).
+    in NF4; uint8 in MXFP4, exponents of two with 127 added (e8m0); e4m3 in NVFP4.
     """
 
-    codebook: str  # "nf4" or "mxfp4"
+    codebook: str  # "nf4", "mxfp4" or "nvfp4"
     group: int
+    row_scale: Tensor | None = None  # float32 [N], in NVFP4: multiplies `scale`
 
     @property
     def spec(self) -> QuantSpec:
@@ -275,9 +280,7 @@ class GpuWords:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Its tensors by the names of its fields."""
-        names = "words", "scale", "zeros", "row_scale", "permutation"
-        found = {name: getattr(self, name) for name in names}
-        return {name: own for name, own in found.items() if own is not None}
+        return _tensors_of(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,14 +291,15 @@ class Int4Words(GpuWords):
     """
 
     words: Tensor  # int32 [N, K / 8]
-    scale: Tensor  # float16 [K / group, N]; uint8 in MXFP4, see `CodebookWeight`
+    scale: Tensor  # [K / group, N]: float16, or bytes: in MXFP4 exponents, in NVFP4 e4m3
     zeros: Tensor | None  # uint8 [K / group, N]; None where all are 8
     row_scale: Tensor  # float32 [N], for its numbers in FP8
-    group: int  # 32, 64 or 128
+    group: int  # 32, 64 or 128; 16 in NVFP4
     inputs: int
     permutation: Tensor | None = None  # as in `Int4Weight`
     codebook: str | None = None  # as in `CodebookWeight`; None for integers
-    by_bits: bool = False  # MXFP4 whose scales allow numbers to be made of their bits
+    by_bits: bool = False  # e2m1 whose scales allow numbers to be made of their bits
+    output_scale: Tensor | None = None  # float32 [N], `CodebookWeight.row_scale`: multiplies sums
 
 
 # a weight as it is loaded: rows in the model's data type, or codes made elsewhere

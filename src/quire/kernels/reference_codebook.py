@@ -1,7 +1,7 @@
-"""Plain PyTorch twins of NF4 and MXFP4: how weights are rounded, and how codes are multiplied.
+"""Plain PyTorch twins of NF4, MXFP4 and NVFP4: how weights are rounded, and codes multiplied.
 
 Owns the arithmetic of codebooks of 16 numbers; which numbers is in `formats/nf4.py` and
-`formats/mxfp4.py`.
+`formats/fp4.py`.
 """
 
 from __future__ import annotations
@@ -66,12 +66,31 @@ def quantize_mxfp4(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
     exponent = torch.frexp(largest).exponent - 1 - _LARGEST_EXPONENT + _BIAS
     exponent = torch.where(largest == 0.0, _BIAS, exponent).clamp(0, 254)
     scale = torch.where(largest.isfinite(), exponent, 255).to(torch.uint8)
-    sizes = groups.abs() / powers_of_two(scale)[:, :, None]
-    table = torch.tensor(_E2M1, device=weight.device)
-    borders = (table[1:] + table[:-1]) / 2.0
+    return _pairs(_nearest_e2m1(groups / powers_of_two(scale)[:, :, None])), scale
+
+
+def quantize_nvfp4(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A weight [N, K] in e2m1, codes uint8 [N, K / 2], with scales e4m3 [N, K / group] and of rows.
+
+    Those of rows, float32 [N], make the largest scale of a row 448. Codes are rounded as MXFP4's.
+    """
+    groups = torch.unflatten(weight.float(), 1, (-1, group))
+    largest = groups.abs().amax(dim=2) / _E2M1[-1]
+    row_scale = largest.amax(dim=1) / torch.finfo(torch.float8_e4m3fn).max
+    divisor = torch.where(row_scale == 0.0, 1.0, row_scale)[:, None]
+    scale = (largest / divisor).to(torch.float8_e4m3fn)
+    wide = scale.float() * divisor
+    numbers = torch.where(wide == 0.0, 0.0, groups.movedim(2, 0) / wide).movedim(0, 2)
+    return _pairs(_nearest_e2m1(numbers)), scale, row_scale
+
+
+def _nearest_e2m1(numbers: Tensor) -> Tensor:
+    """Codes of the nearest numbers in e2m1, of two as near of that with an even mantissa."""
+    table = torch.tensor(_E2M1, device=numbers.device)
+    borders, sizes = (table[1:] + table[:-1]) / 2.0, numbers.abs()
     below, above = torch.bucketize(sizes, borders), torch.bucketize(sizes, borders, right=True)
     index = torch.where(below % 2 == 0, below, above)  # they differ at a border alone
-    return _pairs(index + 8 * (groups < 0.0)), scale
+    return index + 8 * (numbers < 0.0)
 
 
 def powers_of_two(exponents: Tensor) -> Tensor:

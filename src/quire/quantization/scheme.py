@@ -13,10 +13,10 @@ import msgspec
 
 from quire.core.layer_spec import Role
 from quire.errors import ConfigError
+from quire.kernels.formats.fp4 import MXFP4
 from quire.kernels.formats.fp8 import FP8, FP8_A16
 from quire.kernels.formats.int4 import INT4, INT4_GROUP_64
 from quire.kernels.formats.int8 import INT8, INT8_A16, INT8_GROUP_64, INT8_UNROTATED
-from quire.kernels.formats.mxfp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4
 from quire.kernels.formats.weight_format import WeightFormat
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
+from quire.kernels.formats.fp4 import Mxfp4, Nvfp4
 from quire.kernels.formats.fp8 import BlockFp8, Fp8, Fp8A16
 from quire.kernels.formats.int4 import Int4
 from quire.kernels.formats.int8 import GroupedInt8, Int8, Int8A16
-from quire.kernels.formats.mxfp4 import Mxfp4
 from quire.kernels.formats.native_format import NativeFormat
 from quire.kernels.formats.nf4 import Nf4
 from quire.kernels.formats.weight_format import WeightFormat
@@ -25,6 +25,7 @@ FORMATS: dict[str, type[WeightFormat]] = {
     "int4": Int4,
     "nf4": Nf4,
     "mxfp4": Mxfp4,
+    "nvfp4": Nvfp4,
     "int8_group": GroupedInt8,
     "fp8_block": BlockFp8,
     "fp8_block_a16": BlockFp8,

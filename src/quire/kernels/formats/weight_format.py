@@ -99,12 +99,16 @@ class WeightFormat(ABC):
 
         from quire.kernels.reference_quantized import by_pieces
 
-        names = ("codes", "scale", "zeros") if self.spec.zeros else ("codes", "scale")
-        tensors = dict(zip(names, by_pieces(weight, self._round), strict=True))
+        tensors = dict(zip(self.row_names, by_pieces(weight, self._round), strict=True))
         if self.spec.permuted:
             order = torch.arange(weight.shape[1], dtype=torch.int32, device=weight.device)
             tensors["permutation"] = order
         return self.rows(tensors)
+
+    @property
+    def row_names(self) -> tuple[str, ...]:
+        """Names of the tensors that rounding makes."""
+        return ("codes", "scale", "zeros") if self.spec.zeros else ("codes", "scale")
 
     @abstractmethod
     def _weight(

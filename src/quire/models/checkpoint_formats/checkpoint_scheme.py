@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # add the format's name here, and its operand to the device's `linear` (and `pack`).
 _SERVED = {
     "cpu": ("int4", "int8", "nf4", "mxfp4"),
-    "cuda": ("fp8", "int4", "int8", "nf4", "mxfp4"),
+    "cuda": ("fp8", "int4", "int8", "nf4", "mxfp4", "nvfp4"),
 }
 # The same, for a GPU of Hopper's compute capability, whose kernels for them are in bfloat16 alone.
 _ON_HOPPER = ("int8_group", "fp8_block", "fp8_block_a16", "fp8_a16")

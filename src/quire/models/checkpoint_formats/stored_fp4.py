@@ -85,8 +85,8 @@ class Nvfp4Linear(StoredLinear):
         return None
 
     def spec(self, k: int) -> QuantSpec | None:  # noqa: ARG002
-        """See `StoredLinear`: no run-time format has scales in e4m3."""
-        return None
+        """See `StoredLinear`."""
+        return QuantSpec("nvfp4", NVFP4_GROUP) if self.group == NVFP4_GROUP else None
 
     def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
         """See `StoredLinear`."""
@@ -96,25 +96,17 @@ class Nvfp4Linear(StoredLinear):
             self.whole: StoredTensor(scale_shapes(n, "tensor"), ("F32",)),
         }
 
-    def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
+    def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
         """See `StoredLinear`."""
-        import torch
+        from quire.kernels.operands import CodebookWeight
 
-        from quire.kernels.formats.mxfp4 import Mxfp4
-        from quire.kernels.reference_arrays import few_rows
-        from quire.kernels.reference_quantized import PIECE_ELEMENTS
-        from quire.kernels.torch_dtypes import torch_dtype
+        codes, by = tensors[self.codes], self._whole_scale(tensors)
+        scale = tensors["weight_scale"]
+        return CodebookWeight(codes, scale, "nvfp4", self.group, by.repeat(len(codes)))
 
-        codes, whole = tensors[self.codes], tensors[self.whole].reshape(())
+    def _whole_scale(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The factor of all scales, float32. Raises ValueError for 0."""
+        whole = tensors[self.whole].reshape(())
         if not float(whole) >= 2.0**-LARGEST_EXPONENT:  # numbers divided by it might overflow
             raise ValueError(f"its {self.whole} is 0 or too small; download the file again")
-        n, k = len(codes), codes.shape[1] * 2
-        values = torch.tensor(Mxfp4.numbers, device=codes.device)
-        out = torch.empty(n, k, dtype=torch_dtype(dtype), device=codes.device)
-        for own in few_rows(n, k, PIECE_ELEMENTS):
-            scale = tensors["weight_scale"][own].float()
-            scale = scale / whole if self.divides else scale * whole
-            pairs = torch.stack([codes[own] & 15, codes[own] >> 4], dim=2).int()
-            groups = values[pairs].view(len(scale), -1, self.group)
-            out[own] = (groups * scale[:, :, None]).flatten(1)
-        return out
+        return 1.0 / whole if self.divides else whole

@@ -16,8 +16,9 @@ from quire.kernels.triton.gemm.int4_config import (
     filling,
     fitting,
     group_rows,
-    programs_that_fit,
+    in_one_round,
     quickest_split,
+    runs_at_once,
     runs_wide_at_once,
 )
 
@@ -62,9 +63,11 @@ def byte_config(
     if m <= 64 and warps == 8 and is_alone:
         split = quickest_split(split, tiles, steps, num_sms)
     found = Int4Config(block_n, parts, 2, split, warps)
-    deep = replace(found, stages=3)
+    if 8 < m <= 32:
+        found = in_one_round(found, tiles, num_sms, memory)
+    deep, split = replace(found, stages=3), found.split
     gains = split > 1 and steps >= 6 * split and (1 < m <= 8 or 16 < m <= 32)
-    gains = gains and tiles * split <= num_sms * programs_that_fit(deep, memory)
+    gains = gains and runs_at_once(deep, tiles, num_sms, memory)
     if gains or (m == 1 and split == 1 and parts == 2):
         found = deep
     if not head_dim:

@@ -67,20 +67,24 @@ def int4_config(
     """
     memory = partial(shared_memory, m, k, group, zeros=zeros)
     # above 32 rows there may be room for one program alone; quicker up to 48 rows all the same
-    if not head_dim and 16 < m <= 48 and runs_wide_at_once(m, n, num_sms, memory):
+    least = 8 if group == 16 else 16  # of the many scales three small programs fit, not four
+    if not head_dim and least < m <= 48 and runs_wide_at_once(m, n, num_sms, memory):
         return WIDE
     block_n, parts, warps = _cut(m, n, k, num_sms, head_dim)
     tiles, steps = math.ceil(n / block_n), math.ceil(k / (256 * parts))
     tiles *= math.ceil(m / block_rows(m))
     few = 8 < m <= 16
     most = 3 if 8 < m <= 32 and parts == 1 else 2 if m <= 64 else 1  # programs of a multiprocessor
-    if few and warps == 8:
-        most = 2
+    if few:
+        most = 2 if warps == 8 else 4 if parts == 1 and k > 8192 else most
     split = max(1, min(6 if few and warps == 4 else 4, steps // 2, most * num_sms // tiles))
     if 32 < m <= 64 and warps == 8:  # registers of one program at a time
         split = quickest_split(split, tiles, steps, num_sms)
-    many = (8 if few else 16) < m <= 32 and split > 1 and steps >= 8 * split
-    found = Int4Config(block_n, parts, 3 if many else 2, split, warps)
+    found = Int4Config(block_n, parts, 2, split, warps)
+    if 8 < m <= 32:
+        found = in_one_round(found, tiles, num_sms, memory)
+        deep, is_long = replace(found, stages=3), steps >= 8 * found.split > 8
+        found = deep if is_long and runs_at_once(deep, tiles, num_sms, memory) else found
     if m <= 16:
         both = tiles / num_sms, programs_that_fit(found, memory)
         found = replace(found, registers=_registers(found, m, *both, group, zeros=zeros))
@@ -123,8 +127,22 @@ def filling(
         return config
     if share < 0.5 or most > 3:  # four are as many as there are registers for
         return config
-    every = (replace(config, stages=stages) for stages in range(config.stages, 9))
+    every = (replace(config, stages=stages) for stages in range(2, 9))
     return next((each for each in every if programs_that_fit(each, memory) <= most), config)
+
+
+def runs_at_once(config: Int4Config, tiles: int, num_sms: int, memory: Memory) -> bool:
+    """Whether multiprocessors have the memory for all programs of `tiles` tiles."""
+    return tiles * config.split <= num_sms * programs_that_fit(config, memory)
+
+
+def in_one_round(config: Int4Config, tiles: int, num_sms: int, memory: Memory) -> Int4Config:
+    """The config with fewer parts of k, if all its programs run at once then and not before.
+
+    Otherwise the last round leaves multiprocessors with one program, or none.
+    """
+    fewer = (replace(config, split=split) for split in range(config.split, 1, -1))
+    return next((each for each in fewer if runs_at_once(each, tiles, num_sms, memory)), config)
 
 
 def programs_that_fit(config: Int4Config, memory: Memory) -> int:
@@ -172,7 +190,7 @@ def registers_of_one_row(share: float, most: int, group: int, *, zeros: bool) ->
     112 without a limit, which four programs on a multiprocessor have; with 96 it takes 72 in small
     groups, for seven, and else 92, for five; with 104 also 72 (with zeros 80; in Triton 3.9: 92).
     """
-    if share <= 4:
+    if share <= 4 or group == 16:
         return None
     if group < 128:  # with 80 it takes 56
         return 80 if group == 64 and not zeros and 7 < share <= 9 <= most else 96

@@ -223,8 +223,7 @@ def _load_epilogue_operands(
     """Operands of a tile's epilogue: W's scales and bias, residual, norm's weight, x's squares, and
     what `load_angles` returns."""
     rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    by = tl.zeros([BLOCK_N], tl.float32)
-    bias = by
+    by, bias = tl.full([BLOCK_N], 1.0, tl.float32), tl.zeros([BLOCK_N], tl.float32)
     if w_scale_ptr is not None:
         by = tl.load(w_scale_ptr + rows, mask=rows < N, other=0.0)
     if HAS_BIAS:
@@ -262,7 +261,7 @@ def _outputs(
 def _scaled(acc, operands, HAS_BIAS: tl.constexpr, WEIGHT_FORMAT: tl.constexpr):
     """A tile's sums times the scales of W's rows, plus bias."""
     by, bias, _, _, _, _ = operands
-    if WEIGHT_FORMAT == "codes" or WEIGHT_FORMAT == "bytes":
+    if WEIGHT_FORMAT != "plain":
         acc = acc * (by * 256.0 if WEIGHT_FORMAT == "bytes" else by)[:, None]
     if HAS_BIAS:
         acc += bias.to(tl.float32)[:, None]

@@ -2,13 +2,16 @@
 
 Integers are not converted: a code becomes the last bits of a float, which then stands for a power
 of two plus the code. What that adds to the sum of a group is taken off again, with the group's zero
-point, as a multiple of the sum of x. MXFP4's numbers are made of their bits, NF4's chosen.
+point, as a multiple of the sum of x. Numbers of e2m1 are made of their bits, NF4's chosen. Groups
+of 16 (NVFP4) are taken in twos: each word has codes of one of them.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+FP8_DIVISOR = tl.constexpr(8.0)  # of codes times scales of NVFP4, 6 · 448 at most, in e4m3
 
 
 @triton.jit
@@ -28,33 +31,37 @@ def multiply_words(
         rows = rows % N  # rows beyond N wrap: never stored
     pairs = w_ptr.to(tl.pointer_type(tl.int64)) + rows.to(tl.int64)[:, None] * (stride_w // 2)
     pairs += tl.arange(0, 16)[None, :]
+    OWN: tl.constexpr = max(GROUP, 32)  # columns at a time
     sums = tl.zeros([BLOCK_N, 16 if ONE_ROW else BLOCK_M], tl.float32)
     following = tl.load(pairs + k_begin * 16, eviction_policy="evict_first")
     for step in tl.range(k_begin, k_end, num_stages=1 if ONE_ROW else STAGES):
         both = following
         after = tl.minimum(step + 1, k_end - 1)
         following = tl.load(pairs + after * 16, eviction_policy="evict_first")
-        for own in tl.static_range(256 // GROUP):
-            words = (both >> (32 * (own * GROUP // 128))).to(tl.int32)
-            at = (step * (256 // GROUP) + own) * N + rows
-            scale = tl.load(scale_ptr + at)
-            if scale_ptr.dtype.element_ty == tl.uint8:
-                scale = power_of_two(scale)
-            scale = scale.to(tl.float32)[:, None]
+        for own in tl.static_range(256 // OWN):
+            words = (both >> (32 * (own * OWN // 128))).to(tl.int32)
+            at = (step * (256 // GROUP) + own * OWN // GROUP) * N + rows
+            scale = wide_scale(tl.load(scale_ptr + at), GROUP)[:, None]
+            other = scale
+            if GROUP < 32:
+                other = wide_scale(tl.load(scale_ptr + at + N), GROUP)[:, None]
             zero = 8.0
             if zero_ptr is not None:
                 zero = tl.load(zero_ptr + at).to(tl.float32)[:, None]
-            x = x_ptr + step * 256 + own * GROUP
-            left = K - step * 256 - own * GROUP
+            x = x_ptr + step * 256 + own * OWN
+            left = K - step * 256 - own * OWN
             if ONE_ROW:
-                sums += scale * _multiply_row(
-                    words, zero, scale_ptr, table_ptr, x, left, BLOCK_N, EVEN_K, GROUP,
-                    own * GROUP % 128 // 32,
+                by = scale
+                if GROUP < 32:
+                    by = tl.where(tl.arange(0, 16)[None, :] < 8, scale, other)
+                sums += by * _multiply_row(
+                    words, zero, scale_ptr, table_ptr, x, left, BLOCK_N, EVEN_K, OWN,
+                    own * OWN % 128 // 32,
                 )  # fmt: skip
             else:
-                sums += scale * _multiply_rows(
-                    words, zero, scale_ptr, table_ptr, x, left, M, stride_x, BLOCK_M, BLOCK_N,
-                    EVEN_K, GROUP, own * GROUP % 128 // 32,
+                sums += _multiply_rows(
+                    words, scale, other, zero, scale_ptr, table_ptr, x, left, M, stride_x, BLOCK_M,
+                    BLOCK_N, EVEN_K, OWN, GROUP < 32, own * OWN % 128 // 32,
                 )  # fmt: skip
     if ONE_ROW:
         is_first = tl.arange(0, BLOCK_M)[None, :] == 0
@@ -102,11 +109,14 @@ def _multiply_row(
 
 @triton.jit
 def _multiply_rows(
-    words, zero, scale_ptr, table_ptr, x_ptr, left, M, stride_x,
+    words, scale, other, zero, scale_ptr, table_ptr, x_ptr, left, M, stride_x,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EVEN_K: tl.constexpr, GROUP: tl.constexpr,
-    FIRST: tl.constexpr,
+    HALVED: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Numbers of a group's codes times x: float32 [BLOCK_N, BLOCK_M]; else as `_multiply_row`."""
+    """A group's numbers times x and scale: float32 [BLOCK_N, BLOCK_M]; else as `_multiply_row`.
+
+    HALVED: the latter half of the columns have the other scale.
+    """
     OWN: tl.constexpr = GROUP // 16  # codes of a word in the group
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     i, row = tl.arange(0, GROUP), tl.arange(0, BLOCK_M)[:, None]
@@ -123,23 +133,29 @@ def _multiply_rows(
         total = tl.dot(tl.full([BLOCK_N, GROUP], 1.0, dtype), x)  # tensor cores have time for it
         if dtype == tl.bfloat16:
             numbers = (codes | 0x4300).to(tl.int16).to(dtype, bitcast=True)
-            return tl.dot(numbers, x) - (128.0 + zero) * total
+            return scale * (tl.dot(numbers, x) - (128.0 + zero) * total)
         else:  # 1,024 and the code would leave too few digits of sums
             numbers = (codes | 0x6400).to(tl.int16).to(dtype, bitcast=True) - 1024.0
-            return tl.dot(numbers.to(dtype), x) - zero * total
+            return scale * (tl.dot(numbers.to(dtype), x) - zero * total)
     else:
-        return tl.dot(_numbers_of(codes, table_ptr).to(dtype), x)
+        numbers = _numbers_of(codes, table_ptr).to(dtype)
+        if HALVED:  # x has fewer numbers to mask than W
+            is_former = i[:, None] < GROUP // 2
+            former, latter = tl.where(is_former, x, 0.0), tl.where(is_former, 0.0, x)
+            return scale * tl.dot(numbers, former) + other * tl.dot(numbers, latter)
+        else:
+            return scale * tl.dot(numbers, x)
 
 
 @triton.constexpr_function
 def _is_integer(scale_ptr, table_ptr):
-    """Whether codes are integers: those of MXFP4 have exponents as scales, those of NF4 a table."""
+    """Whether codes are integers: those in e2m1 have scales in bytes, those of NF4 a table."""
     return table_ptr is None and scale_ptr.dtype.element_ty != tl.uint8
 
 
 @triton.jit
 def _numbers_of(codes, table_ptr):
-    """The numbers of a codebook, float32; without a table those of MXFP4, by their bits."""
+    """The numbers of a codebook, float32; without a table those of e2m1, by their bits."""
     if table_ptr is not None:  # look-ups in memory take up to 1.4 times as long
         return tl.where(codes < 8, _of_eight(codes, table_ptr), _of_eight(codes, table_ptr + 8))
     else:  # a sign, two bits of exponent and one of mantissa; 2^126 moves the exponent's bias
@@ -160,7 +176,19 @@ def _of_four(codes, table_ptr):
 
 
 @triton.jit
-def power_of_two(exponent):
+def wide_scale(stored, GROUP: tl.constexpr):
+    """Scales in float32. Bytes are exponents of two (MXFP4), or e4m3 of groups of 16 (NVFP4)."""
+    if stored.dtype != tl.uint8:
+        return stored.to(tl.float32)
+    elif GROUP == 16:  # not every GPU converts e4m3; 2^120 moves the exponent's bias
+        bits = (stored & 128).to(tl.int32) << 24 | (stored & 127).to(tl.int32) << 20
+        return bits.to(tl.float32, bitcast=True) * 1329227995784915872903807060280344576.0
+    else:
+        return _power_of_two(stored)
+
+
+@triton.jit
+def _power_of_two(exponent):
     """Twin of `reference_codebook.powers_of_two`."""
     bits = tl.where(exponent == 0, 1 << 22, exponent.to(tl.int32) << 23)
     bits = tl.where(exponent == 255, 0x7FC00000, bits)

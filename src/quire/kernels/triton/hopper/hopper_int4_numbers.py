@@ -94,6 +94,13 @@ def _block(
     other_scale = scale
     if GROUP == 32:
         other_scale = _twice(scales.index(last).load(in_rows)[:, None])
+    if GROUP == 16:  # a word has codes of one of the two groups of each 32 columns
+        is_first = gl.arange(0, 32, gl.SliceLayout(0, layout))[None, :] < 16
+        second = _twice(scales.index(first + 1).load(in_rows)[:, None])
+        third = _twice(scales.index(last).load(in_rows)[:, None])
+        fourth = _twice(scales.index(last + 1).load(in_rows)[:, None])
+        scale = gl.where(is_first, scale, second)
+        other_scale = gl.where(is_first, third, fourth)
     if CODEBOOK == "e2m1":
         one, other = make_e2m1(words, scale, 2 * B), make_e2m1(words, other_scale, 2 * B + 1)
     elif CODEBOOK is not None:

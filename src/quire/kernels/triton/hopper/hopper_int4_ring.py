@@ -146,7 +146,9 @@ def load_groups(
     elif LIFT == 0:
         values = values.to(gl.int16)
     else:
-        if ptr.dtype.element_ty == gl.uint8:  # exponents; bfloat16 has them all, 0 is subnormal
+        if GROUP == 16:
+            values = values.to(gl.float8e4nv, bitcast=True)
+        elif ptr.dtype.element_ty == gl.uint8:  # exponents; bfloat16 has all, 0 is subnormal
             bits = values.to(gl.int16)
             least = gl.where(bits == 0, 0x40, bits << 7)
             values = gl.where(bits == 255, 0x7FC0, least).to(gl.int16).to(gl.bfloat16, bitcast=True)

@@ -23,10 +23,10 @@ def unpack_block(
     """
     in_rows: gl.constexpr = by_row.type.layout
     group, other = first + 64 * B // GROUP, first + (64 * B + 32) // GROUP
-    scale = _scale_pair(groups[0].index(group).load(in_rows), by_row)
+    scale = _scale_pair(groups[0].index(group).load(in_rows), by_row, GROUP)
     other_scale = scale
-    if GROUP == 32:
-        other_scale = _scale_pair(groups[0].index(other).load(in_rows), by_row)
+    if GROUP <= 32:
+        other_scale = _scale_pair(groups[0].index(other).load(in_rows), by_row, GROUP)
     if CODEBOOK is None:
         zero = 0x64086408
         if len(groups) > 1:
@@ -38,17 +38,24 @@ def unpack_block(
         other = _unpack(words, other_scale, other_zero, 2 * B + 1)
     else:
         gl.static_assert(GROUP > 32 or _has_signs(CODEBOOK))  # one table of 16 for both
-        one, other = _look_up(words, scale, other_scale, CODEBOOK, B)
+        tables = _tables(scale, other_scale, CODEBOOK)
+        if GROUP == 16:  # a word has codes of one of the two groups of each 32 columns
+            second = _scale_pair(groups[0].index(group + 1).load(in_rows), by_row, GROUP)
+            fourth = _scale_pair(groups[0].index(other + 1).load(in_rows), by_row, GROUP)
+            tables = _halves(words, tables, _tables(second, fourth, CODEBOOK))
+        one, other = _look_up(words, tables, CODEBOOK, B)
     return gl.join(one, other).permute((0, 2, 1)).reshape([words.shape[0], 64])
 
 
 @gluon.jit
-def _scale_pair(scale, by_row):
+def _scale_pair(scale, by_row, GROUP: gl.constexpr):
     """Scales of rows, divided, as two equal float16 each, int32 [rows, 1].
 
-    Bytes are exponents: 0 is 2^-127, 255 no number.
+    Bytes are e4m3 of groups of 16, or exponents: 0 is 2^-127, 255 no number.
     """
-    if scale.dtype == gl.uint8:
+    if GROUP == 16:
+        scale = scale.to(gl.float8e4nv, bitcast=True)
+    elif scale.dtype == gl.uint8:
         bits = scale.to(gl.int32)
         least = gl.where(bits == 0, 0x400000, bits << 23)
         scale = gl.where(bits == 255, 0x7FC00000, least).to(gl.float32, bitcast=True)
@@ -95,15 +102,31 @@ def _unpack_asm(index):
 
 
 @gluon.jit
-def _look_up(words, scale, other_scale, CODEBOOK: gl.constexpr, B: gl.constexpr):
-    """Words [rows, 32] → two e4m3 [rows, 32], columns 64 · B on of a step and 32 behind, scaled."""
-    SIGNED: gl.constexpr = _has_signs(CODEBOOK)
+def _tables(scale, other_scale, CODEBOOK: gl.constexpr):
+    """The tables of a block of 32 columns and of the next one, four words [rows, 1] in all."""
     a, b = _table(scale, CODEBOOK, 0)
-    if SIGNED:  # the other block's group may have another scale
+    if _has_signs(CODEBOOK):  # the other block's group may have another scale
         c, d = _table(other_scale, CODEBOOK, 0)
     else:
         c, d = _table(scale, CODEBOOK, 8)
-    asm: gl.constexpr = _signed_asm(B) if SIGNED else _look_up_asm(B)
+    return a, b, c, d
+
+
+@gluon.jit
+def _halves(words, tables, latter):
+    """Tables [rows, 32]: those of the former half of the words, then those of the latter."""
+    is_former = gl.arange(0, 32, gl.SliceLayout(0, words.type.layout))[None, :] < 16
+    return (
+        gl.where(is_former, tables[0], latter[0]), gl.where(is_former, tables[1], latter[1]),
+        gl.where(is_former, tables[2], latter[2]), gl.where(is_former, tables[3], latter[3]),
+    )  # fmt: skip
+
+
+@gluon.jit
+def _look_up(words, tables, CODEBOOK: gl.constexpr, B: gl.constexpr):
+    """Words [rows, 32] → two e4m3 [rows, 32], columns 64 · B on of a step and 32 behind, scaled."""
+    a, b, c, d = tables
+    asm: gl.constexpr = _signed_asm(B) if _has_signs(CODEBOOK) else _look_up_asm(B)
     return gl.inline_asm_elementwise(
         asm, "=&r,=&r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r", [words, a, b, c, d],
         dtype=(gl.float8e4nv, gl.float8e4nv), is_pure=True, pack=4,

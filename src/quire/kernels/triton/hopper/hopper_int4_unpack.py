@@ -6,6 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from quire.kernels.triton.gemm.word_gemm import FP8_DIVISOR
 from quire.kernels.triton.hopper.hopper_int4_items import num_items_of, start_of, step_after
 from quire.kernels.triton.hopper.hopper_int4_to_fp8 import unpack_block
 from quire.kernels.triton.launch.gluon_compat import barrier, fetch_box, seen_as
@@ -40,7 +41,9 @@ def unpack_items(
         start = start_of(item, sizes)
         row, begin, end = start[2], start[3], start[4]
         outputs = row + gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
-        by_row = 1.0 / gl.load(row_scale_ptr + outputs, mask=outputs < sizes[1], other=1.0)
+        by_row = gl.full([BLOCK_N], 1.0 / FP8_DIVISOR, gl.float32, gl.SliceLayout(1, layout))
+        if GROUPS < 16:
+            by_row = 1.0 / gl.load(row_scale_ptr + outputs, mask=outputs < sizes[1], other=1.0)
         for step in range(begin, end):
             slot = count % WORD_STAGES
             mbarrier.wait(words_full.index(slot), count // WORD_STAGES & 1)

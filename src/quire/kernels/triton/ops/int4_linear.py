@@ -110,7 +110,7 @@ class _Int4Linear(WordsLinear[Int4Words]):
         flags |= {"WEIGHT_FORMAT": "words", "GROUP": weight.group, "ONE_ROW": one}
         flags |= {"maxnreg": 128 if one else None}  # for four programs on a multiprocessor
         table = codebook_numbers(weight.codebook, rows.device) if is_looked_up(weight) else None
-        operands = None, weight.scale, weight.zeros, table
+        operands = weight.output_scale, weight.scale, weight.zeros, table
         run_skinny(config, rows, weight.words, (*operands, *behind), out, flags)
 
     def rope_config(self, x: ResidualState, weight: Int4Words, rope: RopeWriteKV) -> Config | None:
@@ -128,11 +128,13 @@ class _Int4Linear(WordsLinear[Int4Words]):
             )  # fmt: skip
         return found or super().rope_config(x, weight, rope)
 
-    def ring_operands(self, weight: Int4Words, config: Int4Config) -> tuple[Any, None, Any]:
+    def ring_operands(
+        self, weight: Int4Words, config: Int4Config
+    ) -> tuple[Any, Tensor | None, Any]:  # fmt: skip
         from quire.kernels.triton.hopper.hopper_int4_ring import word_boxes
 
         boxes = word_boxes(weight.words, config.parts, config.block_n)
-        return boxes, None, ring_codebook(weight)
+        return boxes, weight.output_scale, ring_codebook(weight)
 
     def scales_numbers(self, num_rows: int, weight: Int4Words) -> bool:
         return not (is_looked_up(weight) and has_table(num_rows))
@@ -145,8 +147,8 @@ INT4 = _Int4Linear()
 
 
 def is_looked_up(weight: Int4Words) -> bool:
-    """Whether codes are indices of a table (NF4); MXFP4's have exponents as scales."""
-    return weight.codebook is not None and weight.scale.dtype != torch.uint8
+    """Whether codes are indices of a table (NF4); numbers of e2m1 are made of their bits."""
+    return weight.codebook is not None and weight.scale.dtype == torch.float16
 
 
 def plain_config(rows: int) -> SkinnyConfig:

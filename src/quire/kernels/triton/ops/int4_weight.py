@@ -24,8 +24,7 @@ from quire.kernels.formats.codebook_format import CodebookFormat
 from quire.kernels.formats.table import format_of
 from quire.kernels.operands import CodebookWeight, Int4Weight, Int4Words, QuantSpec
 from quire.kernels.reference_arrays import few_rows
-from quire.kernels.reference_codebook import powers_of_two
-from quire.kernels.triton.gemm.word_gemm import power_of_two
+from quire.kernels.triton.gemm.word_gemm import FP8_DIVISOR, wide_scale
 
 STEP = 256  # columns
 _MOST_EXPONENT = 191  # of a scale, 2^64, for `hopper_codebooks.make_e2m1`
@@ -33,9 +32,12 @@ _PIECE = 2**24  # codes that are packed at a time
 
 
 def pack_int4(weight: Int4Weight) -> Int4Words:
-    """Canonical rows, not rotated, as words. K: a multiple of 32, as of the group."""
+    """Canonical rows, not rotated, as words. K: a multiple of the group, which is one of 32.
+
+    In NVFP4, see `pack_codebook`, the group is 16.
+    """
     assert not weight.hadamard  # no scheme of a GPU rotates
-    assert weight.group % 32 == 0  # codes in other groups become numbers while they are read
+    assert weight.group % 16 == 0  # codes in other groups become numbers while they are read
     (n, half), group = weight.codes.shape, math.gcd(weight.group, 128)
     words = torch.cat([_words(weight.codes[rows]) for rows in few_rows(n, 2 * half, _PIECE)])
     scale = by_group(weight.scale, weight.group, group)
@@ -45,15 +47,17 @@ def pack_int4(weight: Int4Weight) -> Int4Words:
 
 
 def pack_codebook(weight: CodebookWeight) -> Int4Words:
-    """Canonical rows of codes of a codebook as words. The group is 32 or 64."""
-    integers = Int4Weight(weight.codes, weight.scale, None, weight.group)
-    words = pack_int4(integers)
-    row_scale = row_scales(words.scale, None, weight.codebook)
-    exponents = words.scale if words.scale.dtype == torch.uint8 else None  # of e2m1
+    """Canonical rows of codes of a codebook as words."""
+    stored = weight.scale if weight.row_scale is None else weight.scale.view(torch.uint8)
+    words = pack_int4(Int4Weight(weight.codes, stored, None, weight.group))
+    words = replace(words, codebook=weight.codebook, output_scale=weight.row_scale)
+    if weight.row_scale is not None:  # a number is at most 6 · 448 times its output's scale
+        return replace(words, by_bits=True, row_scale=weight.row_scale * FP8_DIVISOR.value)
     by_bits = False
-    if exponents is not None:  # 255 is no number in either way
-        by_bits = not ((exponents > _MOST_EXPONENT) & (exponents < 255)).any().item()
-    return replace(words, codebook=weight.codebook, row_scale=row_scale, by_bits=by_bits)
+    if stored.dtype == torch.uint8:  # exponents of e2m1; 255 is no number in either way
+        by_bits = not ((stored > _MOST_EXPONENT) & (stored < 255)).any().item()
+    row_scale = row_scales(words.scale, None, weight.codebook)
+    return replace(words, by_bits=by_bits, row_scale=row_scale)
 
 
 @functools.cache
@@ -68,9 +72,14 @@ def byte_tables(codebook: str, dtype: torch.dtype) -> str:
 @functools.cache
 def codebook_numbers(codebook: str, device: torch.device) -> Tensor:
     """The 16 numbers of a codebook, float32."""
+    return torch.tensor(codebook_format(codebook).numbers, dtype=torch.float32, device=device)
+
+
+def codebook_format(codebook: str) -> CodebookFormat:
+    """The format whose codes are indices of a codebook."""
     found = format_of(QuantSpec(codebook))
     assert isinstance(found, CodebookFormat)
-    return torch.tensor(found.numbers, dtype=torch.float32, device=device)
+    return found
 
 
 def _words(codes: Tensor) -> Tensor:
@@ -92,37 +101,37 @@ def by_group(values: Tensor, wide: int, group: int) -> Tensor:
 
 @triton.jit
 def dequantize_int4_kernel(
-    words_ptr, scale_ptr, zero_ptr, table_ptr, row_scale_ptr, out_ptr, first, last, N, K,
+    words_ptr, scale_ptr, zero_ptr, table_ptr, output_scale_ptr, row_scale_ptr, out_ptr,
+    first, last, N, K,
     stride_words, stride_out, ROWS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Rows `first` to `last` of words [N, K / 8] → numbers [rows, K], a step of ROWS rows each.
 
-    table_ptr: the numbers of a codebook, if codes are its indices. Numbers are divided by their
-    row's scale, if there are such scales.
+    table_ptr: the numbers of a codebook, if codes are its indices. Numbers are multiplied by their
+    row's output scale, or in FP8 divided by its row scale (of groups of 16 by a constant).
     """
     row, step = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     inside = first + row < last
     source = (first + row).to(tl.int64)
-    pair, half = tl.arange(0, 16)[None, :, None], tl.arange(0, 2)[None, None, :]
-    words = tl.load(
-        words_ptr + source[:, None, None] * stride_words + step * 32 + 2 * pair + half,
-        mask=inside[:, None, None],
-        other=0,
-    )
-    position = tl.arange(0, 8)[
-        None, None, None, :
-    ]  # in a word: which of four blocks, and of a pair
-    codes = words[:, :, :, None] >> (position // 2 * 4 + position % 2 * 16) & 15
-    group = step * (256 // GROUP) + (half[:, :, :, None] * 128 + position // 2 * 32) // GROUP
-    offsets = group * N + source[:, None, None, None]
-    there = inside[:, None, None, None]
-    scale = tl.load(scale_ptr + offsets, mask=there, other=0)
-    if scale_ptr.dtype.element_ty == tl.uint8:
-        scale = power_of_two(scale)
-    scale = scale.to(tl.float32)
-    if row_scale_ptr is not None:
-        by_row = tl.load(row_scale_ptr + source, mask=inside, other=1.0)
-        scale *= 1.0 / by_row[:, None, None, None]
+    eight = tl.arange(0, 8)
+    # dimensions: rows; of pairs the half, and which of it; of columns the half; codes of a word
+    side, pair = tl.arange(0, 2)[None, :, None, None, None], eight[None, None, :, None, None]
+    half, position = tl.arange(0, 2)[None, None, None, :, None], eight[None, None, None, None, :]
+    there, own = inside[:, None, None, None, None], source[:, None, None, None, None]
+    words = words_ptr + own * stride_words + step * 32 + 16 * side + 2 * pair + half
+    codes = tl.load(words, mask=there, other=0) >> (position // 2 * 4 + position % 2 * 16) & 15
+    column = half * 128 + position // 2 * 32
+    if GROUP < 32:
+        column += 16 * side
+    offsets = (step * (256 // GROUP) + column // GROUP) * N + own
+    scale = wide_scale(tl.load(scale_ptr + offsets, mask=there, other=0), GROUP)
+    if output_scale_ptr is not None:
+        if row_scale_ptr is not None:
+            scale *= 1.0 / FP8_DIVISOR
+        else:
+            scale *= tl.load(output_scale_ptr + own, mask=there, other=0.0)
+    elif row_scale_ptr is not None:
+        scale *= 1.0 / tl.load(row_scale_ptr + own, mask=there, other=1.0)
     if table_ptr is not None:
         numbers = tl.load(table_ptr + codes) * scale
     elif zero_ptr is not None:
@@ -150,8 +159,9 @@ def dequantize_int4(weight: Int4Words, out: Tensor, first: int = 0) -> Tensor:
     row_scale = weight.row_scale if out.dtype == torch.float8_e4m3fn else None
     grid = (triton.cdiv(len(out), rows), weight.words.shape[1] // 32)
     dequantize_int4_kernel[grid](
-        weight.words, weight.scale, weight.zeros, table, row_scale, out, first, first + len(out), n,
-        weight.inputs, weight.words.stride(0), out.stride(0), rows, weight.group, num_warps=2,
+        weight.words, weight.scale, weight.zeros, table, weight.output_scale, row_scale, out,
+        first, first + len(out), n, weight.inputs, weight.words.stride(0), out.stride(0), rows,
+        weight.group, num_warps=2,
     )  # fmt: skip
     return out
 
@@ -159,8 +169,8 @@ def dequantize_int4(weight: Int4Words, out: Tensor, first: int = 0) -> Tensor:
 def row_scales(scale: Tensor, zeros: Tensor | None, codebook: str | None = None) -> Tensor:
     """Scales and zeros of groups [K / group, N] → scales float32 [N] of rows of numbers in FP8."""
     if codebook is not None:
-        scale = powers_of_two(scale) if scale.dtype == torch.uint8 else scale.float()
-        most = scale * codebook_numbers(codebook, scale.device).abs().max()
+        found = codebook_format(codebook)
+        most = found.wide_scales(scale) * max(map(abs, found.numbers))
     else:
         most = scale.float() * (8 if zeros is None else torch.maximum(zeros, 15 - zeros))
     return reference.quantize_rows(most.t())[1][:, 0]
