@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from asgi_client import JSON, call
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
+from quire.errors import CallerLimitError, QueueFullError
 from quire.server.app import build_app
+from quire.server.http.envelope import REFUSAL_SECONDS
 from quire.server.settings import ServerSettings
 from quire.version import __version__
 
@@ -56,6 +60,29 @@ def test_wrong_paths(app: Starlette, path: str, method: str, status: int) -> Non
     assert reply.error["type"] == "invalid_request_error"
     if status == 405:
         assert reply.headers["allow"].split(", ")
+
+
+@pytest.mark.parametrize(
+    ("failure", "waits"),
+    [(CallerLimitError("a; b"), [REFUSAL_SECONDS]), (QueueFullError("a; b"), [])],
+)
+def test_a_caller_beyond_its_limit_is_answered_later(
+    app: Starlette,
+    engine: FakeEngine,
+    failure: Exception,
+    waits: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, sleep = list[float](), asyncio.sleep
+
+    async def counted(seconds: float) -> None:
+        found.extend([seconds] * (seconds > 0.0))
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", counted)
+    engine.failure, engine.fail_at = failure, 0
+    reply = call(app, "/v1/completions", {"prompt": "a"})
+    assert (reply.status, found) == (429, waits)
 
 
 def test_unknown_model(app: Starlette) -> None:

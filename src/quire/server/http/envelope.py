@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.errors import is_failure
+from quire.errors import CallerLimitError, is_failure
 from quire.server.http.allowed_hosts import AllowedHosts
 from quire.server.http.api_keys import ApiKeys
 from quire.server.http.http_errors import (
@@ -24,6 +25,9 @@ from quire.server.http.request_record import RequestRecord, new_id
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
 
 NO_EFFECT_HEADER = b"x-quire-no-effect"
+# by which errors of callers beyond their limit come later: refusals alone, of clients that ask
+# again at once and all the time, would take others' time
+REFUSAL_SECONDS = 1.0
 _MAX_HEADER_BYTES = 2048
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -92,6 +96,8 @@ class Envelope:
             if (record.method, reply.status) == ("OPTIONS", 405) and b"origin" in headers:
                 reply.error.message = _NO_CORS  # a browser asks before a page's request
             if not record.status:
+                if isinstance(error, CallerLimitError):
+                    await asyncio.sleep(REFUSAL_SECONDS)
                 body = reply.body(api_path_of(scope))
                 await send_complete(send_with_id, reply.status, body, reply.headers)
         finally:
