@@ -260,7 +260,8 @@ def test_a_model_is_loaded_while_all_others_are_in_constant_use(
                     loads.append((second, name))
                 is_loaded |= {n: m.state == "loaded" for n, m in parent.fleet._models.items()}
             clock += 1.0
-        assert len(parent.stopped) == len(loads) - 2
+        first_loaded_first = [name for _, name in loads]
+        assert parent.stopped == first_loaded_first[: len(loads) - 2]
         return loads
 
     loads = asyncio.run(run())
@@ -482,6 +483,94 @@ def test_a_load_for_which_no_thread_is_left_is_refused_with_the_reason(
         return parent.failure
 
     assert "no thread could be started" in asyncio.run(run())
+
+
+def test_a_request_of_a_model_that_makes_room_waits_until_it_has_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = 1e6
+    monkeypatch.setattr(fleet_model.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(model_fleet.asyncio, "sleep", no_sleep)
+
+    class Requested(InConstantUse):
+        """A request of a model comes while an API process is asked about it."""
+
+        def broadcast(self, message: ControlMessage) -> None:
+            if isinstance(message, ReleaseModel):
+                self.fleet.on_message("0", LoadModel(name=message.name))
+                asyncio.get_running_loop().call_soon(super().broadcast, message)
+            else:
+                super().broadcast(message)
+
+    async def run() -> list[tuple[str, str]]:
+        nonlocal clock
+        parent = Requested(longest=-1.0)
+        await fleet_of(parent, "a", "b", limit=300 * MIB)  # for one
+        assert not await parent.request("a")
+        clock += 40.0
+        parent.fleet.on_message("0", LoadModel(name="b"))
+        await let_tasks_run()
+        return parent.statuses
+
+    statuses = asyncio.run(run())
+    begin = statuses.index(("a", "unloading"))
+    assert statuses[begin : begin + 2] == [("a", "unloading"), ("a", "unloaded")]
+    assert ("b", "loaded") in statuses
+
+
+def test_a_model_that_was_loaded_again_meanwhile_is_not_taken_for_an_unused_one() -> None:
+    async def run() -> list[str]:
+        parent = InConstantUse(longest=-1.0)
+        fleet = await fleet_of(parent, "a", limit=300 * MIB)
+        assert not await parent.request("a")
+        model = fleet._models["a"]
+        cast(Any, model).engine = SimpleNamespace(last_used=time.monotonic() - 100.0)
+        async with model.changing:
+            job = asyncio.create_task(fleet._unload_if_unused(model, 60.0))
+            await let_tasks_run()
+            cast(Any, model).engine = Busy()
+        await job
+        return parent.stopped
+
+    assert asyncio.run(run()) == []
+
+
+def test_a_model_whose_files_grew_beyond_the_limit_is_refused_for_that() -> None:
+    async def run() -> None:
+        fleet = await fleet_of(InConstantUse(), "a", limit=300 * MIB)
+        model = fleet._models["a"]
+        assert model.footprint is not None
+        model.footprint = msgspec.structs.replace(model.footprint, weights=300 * MIB)
+        with pytest.raises(ConfigError, match="but model_memory_bytes is 314,572,800; raise it"):
+            await fleet._memory.ensure_fits(model)
+
+    asyncio.run(run())
+
+
+def test_what_measuring_finds_replaces_what_it_found_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The settings, too: they name the files' revision, for all processes."""
+    settings, size, quality = plan("pinned").config, object(), object()
+
+    def measured(_config: EngineConfig, _limit: int | None) -> object:
+        return settings, size, quality
+
+    def failing(_config: EngineConfig, _limit: int | None) -> object:
+        raise CheckpointError("its files have gone")
+
+    async def run() -> None:
+        model = fleet_model.FleetModel(plan("a"))
+        monkeypatch.setattr(fleet_model, "_measured", measured)
+        await model.measure(None)
+        assert model.plan.config is settings
+        assert (model.footprint, model.quality) == (size, quality)
+        monkeypatch.setattr(fleet_model, "_measured", failing)
+        with pytest.raises(CheckpointError):
+            await model.measure(None)
+        assert model.quality is None
+
+    asyncio.run(run())
 
 
 class Answering(InConstantUse):
