@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -26,3 +27,20 @@ def test_a_failure_shows_what_was_written() -> None:
         run_to_end([sys.executable, "-c", "import sys; print('told'); sys.exit(3)"], check=True)
     done = run_to_end([sys.executable, "-c", "print(input())"], input="said", check=True)
     assert (done.stdout, done.stderr) == ("said\n", "")
+
+
+def test_an_interrupt_ends_the_run_and_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not taken for a failure of the one test."""
+    started: list[subprocess.Popen[str]] = []
+    communicate = subprocess.Popen.communicate
+
+    def interrupted(process: subprocess.Popen[str], *args: str, **options: float) -> object:
+        started.append(process)
+        if len(started) == 1:
+            raise KeyboardInterrupt
+        return communicate(process, *args, **options)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_to_end(["sleep", "100"])
+    assert started[0].returncode is not None
