@@ -433,6 +433,20 @@ def test_nothing_is_left_of_a_request_that_could_not_be_taken_whole(
     assert (ends(found["lost"]), ends(found["next"])) == (["error"], ["length"])
 
 
+def test_a_grammar_goes_with_the_request_that_could_not_be_scheduled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    grammars = GrammarMatchers(Anything())
+    core, _ = make_core(grammars=grammars)
+    monkeypatch.setattr(Scheduler, "add", fail)
+    add(core, "lost", structured_outputs=StructuredOutputs(regex="a"))
+    assert ends(run_until_idle(core)["lost"]) == ["error"]
+    assert not grammars.ready
+
+
 def test_an_abort_does_not_wait_for_the_search_of_a_weight() -> None:
     """Its caller has left; the error of another request waits for the name."""
     may_end = threading.Event()
