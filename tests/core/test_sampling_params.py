@@ -345,7 +345,7 @@ def test_any_value_is_taken_or_refused_by_name(field: str, value: Any) -> None:
     assert refused in (None, field, "min_tokens")
 
 
-def test_for_as_many_tokens_as_fit_the_way_is_said() -> None:
+def test_how_to_ask_for_as_many_tokens_as_fit_is_said() -> None:
     with pytest.raises(InvalidRequestError, match=r"; None asks for as many as fit$"):
         SamplingParams(max_tokens=-1)
     with pytest.raises(InvalidRequestError, match=r"not -2$"):

@@ -485,7 +485,7 @@ def test_a_load_for_which_no_thread_is_left_is_refused_with_the_reason(
     assert "no thread could be started" in asyncio.run(run())
 
 
-def test_a_request_of_a_model_that_makes_room_waits_until_it_has_gone(
+def test_a_request_of_a_model_that_is_being_unloaded_waits_until_it_has_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = 1e6
