@@ -1,15 +1,18 @@
-"""A test that hangs fails, also where pytest-timeout cannot end it, and shows where."""
+"""A test that hangs fails, also where pytest-timeout cannot end it; so does one that is slow."""
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from child_process import run_to_end
+from cpu_limit import cpu_limit
 
 IN_C = """
 import ctypes
@@ -46,6 +49,15 @@ def test_one_that_hangs_fails_and_shows_where(content: str, shown: str, tmp_path
 def test_a_slow_machine_gets_the_time_that_the_command_line_gives(tmp_path: Path) -> None:
     done = outcome("import time\ndef test():\n    time.sleep(3.0)\n", tmp_path, "--timeout=60")
     assert done.returncode == 0, done
+
+
+def test_work_beyond_its_processor_time_fails_by_that_and_errors_stay_what_they_are() -> None:
+    with pytest.raises(AssertionError, match=r"^0\.\d\d s of processor time"), cpu_limit(0.0):
+        pass
+    with pytest.raises(ValueError, match="wrong"), cpu_limit(0.0):
+        raise ValueError("wrong")
+    with cpu_limit(60.0, time.process_time):
+        assert not gc.isenabled()
 
 
 def outcome(content: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
