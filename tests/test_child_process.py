@@ -10,7 +10,8 @@ from child_process import run_to_end
 
 HANGS = """
 import subprocess, threading
-subprocess.Popen(["sleep", "100"])  # with the same outputs, which would stay open
+words = "trap '' ABRT; echo ready >&2; sleep 100"  # with the same outputs, which would stay open
+subprocess.Popen(["sh", "-c", words])
 def stands_here():
     threading.Event().wait()
 stands_here()
@@ -18,7 +19,7 @@ stands_here()
 
 
 def test_one_that_hangs_shows_where_and_leaves_nothing() -> None:
-    with pytest.raises(AssertionError, match=r"did not end(?s:.*)stands_here"):
+    with pytest.raises(AssertionError, match=r"did not end(?s:.*)ready(?s:.*)stands_here"):
         run_to_end([sys.executable, "-c", HANGS], seconds=5.0)
 
 

@@ -1,16 +1,20 @@
-"""A test that hangs fails, also where pytest-timeout cannot end it; so does one that is slow."""
+"""A test that hangs or is slow fails, and shows where; its random numbers are its own."""
 
 from __future__ import annotations
 
 import gc
 import os
+import random
 import re
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from child_process import run_to_end
 from cpu_limit import cpu_limit
 
@@ -58,6 +62,13 @@ def test_work_beyond_its_processor_time_fails_by_that_and_errors_stay_what_they_
         raise ValueError("wrong")
     with cpu_limit(60.0, time.process_time):
         assert not gc.isenabled()
+
+
+def test_random_numbers_are_those_of_the_name(request: pytest.FixtureRequest) -> None:
+    seed = zlib.crc32(request.node.nodeid.encode())
+    assert random.random() == random.Random(seed).random()
+    assert np.random.random() == np.random.RandomState(seed).random()
+    assert torch.equal(torch.rand(2), torch.rand(2, generator=torch.Generator().manual_seed(seed)))
 
 
 def outcome(content: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2.utils import Namespace
 
+from quire.background import hurry
 from quire.errors import CheckpointError, InvalidRequestError
 from quire.tokenizer.chat_template import ChatTemplate
 from quire.tokenizer.template_prices import pricing_filter, pricing_test
@@ -186,6 +187,22 @@ def test_a_list_held_many_times_is_weighed_at_once(depth: int) -> None:
         value = [value, value]
     with cpu_limit(0.05), pytest.raises(TemplateLimitError):
         weight(value)
+
+
+def test_a_render_on_the_event_loop_has_a_small_part_of_the_work_of_others() -> None:
+    start_render()
+    assert weight([1] * 100_000) > 100_000
+    with hurry():
+        start_render()
+    with pytest.raises(TemplateLimitError):
+        weight([1] * 100_000)
+    start_render()
+
+
+def test_what_may_hold_others_unseen_has_no_weight() -> None:
+    start_render()
+    with pytest.raises(TemplateLimitError, match="a value of the type object"):
+        weight([object()])
 
 
 def test_what_holds_itself_is_too_heavy() -> None:
