@@ -1,4 +1,4 @@
-"""Whether models fit is told before any of them is loaded."""
+"""Which models are loaded, unloaded and refused, by their memory, their use and their files."""
 
 from __future__ import annotations
 
@@ -516,6 +516,85 @@ def test_a_request_of_a_model_that_is_being_unloaded_waits_until_it_has_gone(
     begin = statuses.index(("a", "unloading"))
     assert statuses[begin : begin + 2] == [("a", "unloading"), ("a", "unloaded")]
     assert ("b", "loaded") in statuses
+
+
+def test_an_api_process_that_dies_uses_no_model() -> None:
+    class Dying(InConstantUse):
+        def broadcast(self, message: ControlMessage) -> None:
+            if isinstance(message, ReleaseModel):
+                self.fleet.on_death("0")
+            else:
+                super().broadcast(message)
+
+    async def run() -> list[str]:
+        parent = Dying()
+        fleet = await fleet_of(parent, "a", limit=300 * MIB)
+        assert not await parent.request("a")
+        await fleet._unload(fleet._models["a"], grace=0.0)
+        return parent.stopped
+
+    assert asyncio.run(run()) == ["a"]
+
+
+def test_a_failed_load_is_not_tried_again_at_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, tries = 1e6, []
+    monkeypatch.setattr(fleet_model.time, "monotonic", lambda: clock)
+
+    def fail(config: EngineConfig, _limit: int | None) -> None:
+        tries.append(config)
+        raise CheckpointError("it is damaged; download it again")
+
+    async def run() -> None:
+        nonlocal clock
+        parent = InConstantUse()
+        fleet = await fleet_of(parent, "a", limit=300 * MIB)
+        fleet._models["a"].footprint = None
+        monkeypatch.setattr(fleet_model, "_measured", fail)
+        for seconds, count in ((0.0, 1), (4.0, 1), (4.0, 2)):
+            clock += seconds
+            parent.failure = ""
+            fleet.on_message("0", LoadModel(name="a"))
+            await parent.jobs[-1]
+            assert (parent.failure, len(tries)) == ("it is damaged; download it again", count)
+
+    asyncio.run(run())
+
+
+def test_with_a_limit_a_model_has_the_kv_cache_that_it_had_when_it_was_loaded() -> None:
+    class Smaller(InConstantUse):
+        async def wait_until_started(self, _supervisor: object) -> EngineInfo:
+            return msgspec.structs.replace(INFO, kv_cache_bytes=5 * MIB)
+
+    async def run() -> None:
+        parent = Smaller()
+        fleet = await fleet_of(parent, "a", limit=300 * MIB)
+        assert not await parent.request("a")
+        model = fleet._models["a"]
+        assert model.footprint is not None
+        assert model.footprint.kv_cache == 5 * MIB
+        assert fleet._config(model).cache.kv_cache_memory_bytes == 5 * MIB
+
+    asyncio.run(run())
+
+
+def test_a_model_that_could_not_be_drained_begins_another_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = 1e6
+    monkeypatch.setattr(fleet_model.time, "monotonic", lambda: clock)
+
+    async def run() -> None:
+        nonlocal clock
+        parent = InConstantUse(longest=1e9)
+        fleet = await fleet_of(parent, "a", limit=300 * MIB)
+        assert not await parent.request("a")
+        model = fleet._models["a"]
+        clock += 40.0
+        for grace, had in ((0.0, True), (60.0, False)):
+            await fleet._unload(model, grace)
+            assert (model.state, model.has_had_turn) == ("loaded", had)
+
+    asyncio.run(run())
 
 
 def test_a_model_that_was_loaded_again_meanwhile_is_not_taken_for_an_unused_one() -> None:
