@@ -29,6 +29,9 @@ def run_to_end(
     ) as process:
         try:
             out, err = process.communicate(given, seconds)
+        except KeyboardInterrupt:  # ends the run, and not this test alone
+            _killed(process)
+            raise
         except BaseException as error:  # as of pytest-timeout
             out, err = _killed(process)
             raise AssertionError(f"{words} did not end:\n{out}\n{err}") from error

@@ -75,7 +75,7 @@ def limit_time(item: pytest.Item) -> None:
 
     Neither does what hangs after that error, in a fixture's end.
     """
-    seconds = 1.15 * float(item.config.getini("timeout"))
+    seconds = 1.15 * float(item.config.getoption("timeout") or item.config.getini("timeout"))
     faulthandler.dump_traceback_later(seconds, exit=True, file=item.config.stash[STDERR])
 
 

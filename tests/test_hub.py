@@ -106,7 +106,7 @@ RESPONSE = httpx.Response(404, request=httpx.Request("GET", "https://hub.test"))
     ("failure", "words"),
     [
         (errors.RepositoryNotFoundError("no", response=RESPONSE), "check the spelling"),
-        (errors.GatedRepoError("no", response=RESPONSE), "set HF_TOKEN"),
+        (errors.GatedRepoError("no", response=RESPONSE), "needs its owner's permission; ask for"),
         (errors.RevisionNotFoundError("no", response=RESPONSE), "has no revision 'v2'"),
         (errors.LocalEntryNotFoundError("no"), "HF_HUB_OFFLINE"),
         (errors.HFValidationError("no"), "neither a folder nor a name"),

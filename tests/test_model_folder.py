@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 
 import pytest
+from child_process import run_to_end
 from cpu_limit import cpu_limit
 
 from quire import hub
@@ -178,3 +180,19 @@ def test_messages_name_models_as_users_do() -> None:
     snapshot = Path("/cache/models--owner--name/snapshots/0a1b/config.json")
     assert str(named_path(snapshot)) == "owner/name/config.json"
     assert named_path(Path("/models/quire-tiny")) == Path("/models/quire-tiny")
+
+
+def test_a_path_that_the_system_does_not_read_has_a_name_too(tmp_path: Path) -> None:
+    """`quire cache` shows the models of other users."""
+    too_long = tmp_path / ("a" * 300)
+    assert named_path(too_long) == too_long
+    secret = tmp_path / "secret"
+    (secret / "model").mkdir(parents=True)
+    secret.chmod(0)
+    code = (
+        "import os, sys; from pathlib import Path; from quire.model_folder import named_path\n"
+        "os.getuid() or os.setuid(65534)\n"
+        "print(named_path(Path(sys.argv[1])))"
+    )
+    done = run_to_end([sys.executable, "-c", code, secret / "model"])
+    assert done.stdout == f"{secret / 'model'}\n", done.stderr

@@ -124,11 +124,9 @@ def gguf_link(folder: Path, number: int) -> Path:
 
 
 def linked_gguf(folder: Path) -> list[Path]:
-    """The GGUF files that a folder was made of; none of any other."""
-    if not gguf_link(folder, 1).is_symlink():
-        return []
-    links = takewhile(Path.is_symlink, (gguf_link(folder, number) for number in count(1)))
-    return [link.resolve() for link in links]
+    """The GGUF files that a folder was made of; none of any other, or of one that is not read."""
+    links = (gguf_link(folder, number) for number in count(1))
+    return [link.resolve() for link in takewhile(os.path.islink, links)]
 
 
 def gguf_file(folder: Path) -> Path | None:

@@ -320,6 +320,15 @@ def test_wrong_integers(text: str) -> None:
         human_int(text)
 
 
+def test_a_key_of_the_command_line_counts_and_not_that_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("QUIRE_API_KEY", "c,d")
+    for words, key in ((["--api-key", "a"], "a"), ([], "c,d")):
+        args = serve.make_parser().parse(words)
+        assert served_models.server_settings(args).api_key == key
+
+
 def test_none_is_the_default_of_an_option_that_is_a_list() -> None:
     words = ["--allowed-origins", "None", "--served-model-name=None", "--api-key", "None"]
     args = serve.make_parser().parse([*words, "--api-key", "a", "--api-key", "b"])

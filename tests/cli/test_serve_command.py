@@ -7,15 +7,18 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from child_process import run_to_end
 
-from quire.cli import main
+from quire.cli import main, serve
 from quire.cli.serve import make_parser
 from quire.cli.served_models import server_settings
 from quire.server.http.listen_address import bind
@@ -45,6 +48,28 @@ def read_ready(process: subprocess.Popen[str]) -> tuple[str, int]:
     found = re.search(r"ready at http://127\.0\.0\.1:(\d+)", text)
     assert found is not None, text
     return text, int(found[1])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "key", "lines"),
+    [
+        (["127.0.0.1"], "", []),
+        (["127.0.0.1", "::1"], "", ["also at http://[::1]:8000"]),
+        (["0.0.0.0"], "sesame", []),
+        (["0.0.0.0"], "", [serve._OPEN_TO_ALL]),
+        (["127.0.0.1", "10.0.0.1"], "", ["also at http://10.0.0.1:8000", serve._OPEN_TO_ALL]),
+    ],
+)
+def test_further_addresses_and_what_is_open_to_all_are_said(
+    hosts: list[str], key: str, lines: list[str]
+) -> None:
+    """Of addresses at which no test listens."""
+
+    def listener(host: str) -> socket.socket:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return cast(socket.socket, SimpleNamespace(family=family, getsockname=lambda: (host, 8000)))
+
+    assert serve._notes([*map(listener, hosts)], key) == lines
 
 
 @pytest.mark.parametrize(

@@ -343,3 +343,10 @@ def test_any_value_is_taken_or_refused_by_name(field: str, value: Any) -> None:
         refused = error.param
     # what is wrong may be the pair: max_tokens below min_tokens
     assert refused in (None, field, "min_tokens")
+
+
+def test_how_to_ask_for_as_many_tokens_as_fit_is_said() -> None:
+    with pytest.raises(InvalidRequestError, match=r"; None asks for as many as fit$"):
+        SamplingParams(max_tokens=-1)
+    with pytest.raises(InvalidRequestError, match=r"not -2$"):
+        SamplingParams(max_tokens=-2)

@@ -126,7 +126,7 @@ def test_prompts_in_the_types_of_llm(tiny_model: Path) -> None:
         (whole,) = (await engine.complete([5, 6], sampling())).outputs
         vector = (await engine.embed([5, 6], PoolingParams())).embedding
         maps: list[OnePrompt] = [{"prompt_token_ids": [5, 6]}, {"prompt_token_ids": (5, 6)}]
-        for prompt in (*maps, (5, 6), np.array([5, 6])):
+        for prompt in (*maps, (5, 6), np.array([5, 6]), [5, np.int64(6)]):
             assert (await engine.complete(prompt, sampling())).outputs == [whole]
             assert (await engine.embed(prompt, PoolingParams())).embedding == vector
         with pytest.raises(InvalidRequestError, match="prompt: must be text or a list of token"):

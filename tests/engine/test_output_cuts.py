@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -49,14 +50,16 @@ def second_brace() -> Callable[[str], bool]:
     return is_over
 
 
-def answer(deltas: list[RequestDelta], sampling: SamplingParams, *, is_over: bool) -> object:
-    """The answer's output, joined, and whether the engine is told that it has ended here."""
+def answer(
+    deltas: list[RequestDelta], sampling: SamplingParams, *, is_over: bool
+) -> CompletionOutput:
+    """The answer's output, joined."""
     outputs = OutputProcessor(Speller(), RequestMetrics())  # type: ignore[arg-type]
     message = AddRequest(request_id="a/0", prompt_token_ids=[0], sampling=sampling)
     stop_when = second_brace if is_over else None
     request = PreparedRequest("a", None, [0], sampling, [message], LIMITS, stop_when)
     outputs.add(request, arrival=0.0)
-    whole = CompletionOutput(0)
+    whole = CompletionOutput(0, logprobs=None if sampling.logprobs is None else [])
     for delta in deltas:
         for item in outputs.process([delta]).outputs.values():
             whole.append(item.outputs[0])
@@ -98,3 +101,25 @@ def test_the_cut_has_no_influence(
     expected = answer(one_by_one, sampling, is_over=is_over)
     together = cut(token_ids, reason, data.draw(positions))
     assert answer(together, sampling, is_over=is_over) == expected
+
+
+def whole(deltas: list[RequestDelta], **sampling: Any) -> CompletionOutput:
+    return answer(deltas, SamplingParams(**sampling), is_over=False)
+
+
+def test_what_might_have_become_a_stop_string_comes_at_the_end() -> None:
+    assert whole(cut([0], "length", []), stop=["ab"]).text == "a"
+
+
+def test_what_follows_a_stop_string_is_left_out() -> None:
+    found = whole(cut([0, 1, 0, 0], "length", []), stop=["}"], logprobs=0)
+    assert (found.text, found.token_ids) == ("a", [0, 1])
+    assert found.logprobs is not None
+    assert [list(position) for position in found.logprobs] == [[0], [1]]
+
+
+def test_the_last_token_of_a_grammar_is_text_and_an_end_token_none() -> None:
+    deltas = cut([0, 1], "stop", [])
+    assert whole(deltas).text == "a"
+    deltas[-1].grammar_terminated = True
+    assert whole(deltas).text == "a}"

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
-from quire.core.messages import AddRequest, ErrorKind, RequestDelta, RequestTiming
+from quire.core.messages import (
+    AddRequest,
+    ErrorKind,
+    RequestDelta,
+    RequestTiming,
+    TokenLogprobs,
+)
 from quire.core.request_limits import RequestLimits
 from quire.core.sampling_params import SamplingParams
+from quire.engine.frontend.answer_state import position_logprobs
 from quire.engine.frontend.input_processor import PreparedRequest
 from quire.engine.frontend.output_processor import OutputProcessor
 from quire.engine.frontend.request_metrics import RequestMetrics
@@ -31,15 +39,26 @@ class Wordless:
     def pieces(self, *_: object) -> Pieces:
         return Pieces(lambda _: b"")
 
+    def token_text(self, _token_id: int) -> str:
+        return ""
 
-def with_request(arrival: float = 0.0, queue_timeout: float | None = None) -> OutputProcessor:
-    """An output processor with the request `a`."""
+
+def with_request(
+    arrival: float = 0.0, queue_timeout: float | None = None, **fields: Any
+) -> OutputProcessor:
+    """An output processor with the request `a`. fields: of its SamplingParams."""
     outputs = OutputProcessor(Wordless(), RequestMetrics())  # type: ignore[arg-type]
-    sampling = SamplingParams(detokenize=False)
-    message = AddRequest(
-        request_id="a/0", prompt_token_ids=[1], sampling=sampling, queue_timeout=queue_timeout
-    )
-    outputs.add(PreparedRequest("a", None, [], sampling, [message], LIMITS), arrival)
+    sampling = SamplingParams(detokenize=False, **fields)
+    messages = [
+        AddRequest(
+            request_id=f"a/{index}",
+            prompt_token_ids=[1],
+            sampling=sampling,
+            queue_timeout=queue_timeout,
+        )
+        for index in range(sampling.n)
+    ]
+    outputs.add(PreparedRequest("a", None, [], sampling, messages, LIMITS), arrival)
     return outputs
 
 
@@ -81,3 +100,28 @@ def test_another_engine_process_does_not_begin_the_queue_timeout_anew(has_run: b
         outputs.record_death(lambda ids: {*ids} if has_run else set(), is_blameless=True)
         (message,) = outputs.unfinished()
         assert message.queue_timeout == (None if has_run else pytest.approx(left, abs=5.0))
+
+
+def test_a_request_of_which_one_answer_fails_has_no_output_beside_the_error() -> None:
+    outputs = with_request(n=2)
+    found = outputs.process(
+        [
+            RequestDelta(request_id="a/0", token_ids=[1]),
+            RequestDelta(request_id="a/1", finish_reason="error", error="why"),
+            RequestDelta(request_id="a/0", token_ids=[2]),
+        ]
+    )
+    assert (found.outputs, [*found.failures], found.aborts) == ({}, ["a"], ["a/0", "a/1"])
+
+
+def test_another_engine_process_goes_on_after_the_scores_of_the_prompt_that_have_come() -> None:
+    outputs = with_request(n=2, prompt_logprobs=0)
+    scores = [TokenLogprobs([3], [-1.0], 1), TokenLogprobs([4], [-2.0], 1)]
+    outputs.process([RequestDelta(request_id="a/0", prompt_logprobs=scores)])
+    assert [message.num_prompt_logprobs for message in outputs.unfinished()] == [2, 0]
+
+
+def test_a_token_that_was_also_asked_for_keeps_its_rank() -> None:
+    scores = TokenLogprobs([3, 2, 3], [-1.0, -2.0, -1.0], 7)
+    found = position_logprobs(scores, Wordless(), is_ranked=False)  # type: ignore[arg-type]
+    assert [(token_id, one.rank) for token_id, one in found.items()] == [(3, 7), (2, None)]

@@ -21,6 +21,7 @@ from torch import Tensor
 from twins import CASES, attention_case, device_case, normal
 
 from quire.config import EngineConfig
+from quire.engine.startup import device_checks
 from quire.engine.startup.resolved_config import resolve
 from quire.errors import ConfigError
 from quire.kernels import reference
@@ -246,6 +247,13 @@ def test_a_cpu_needs_kernels_whose_rows_do_not_depend_on_others(
             ConfigError, match=f"^batch_invariant.*{problem}.*leave batch_invariant out$"
         ):
             resolve(config, "cpu")
+
+
+def test_a_cpu_needs_kernels_of_all_features_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_checks, "COMPUTED", frozenset())
+    config = EngineConfig.from_options(batch_invariant=True, device="cpu")
+    with pytest.raises(ConfigError, match=r"PyTorch runs this model \(parts\); leave"):
+        resolve(config, "cpu")
 
 
 def test_nothing_is_looked_for_that_such_kernels_would_not_use() -> None:

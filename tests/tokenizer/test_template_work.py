@@ -8,15 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2.utils import Namespace
 
-from quire.errors import InvalidRequestError
+from quire.background import hurry
+from quire.errors import CheckpointError, InvalidRequestError
 from quire.tokenizer.chat_template import ChatTemplate
+from quire.tokenizer.template_prices import pricing_filter, pricing_test
 from quire.tokenizer.template_work import TemplateLimitError, start_render, weight
 
 DOUBLED = (
     "{% set n = namespace(a=[1], b=[1]) %}"
     "{% for i in range(26) %}{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}"
 )
-TUPLES = DOUBLED.replace("[n.a, n.a]", "(n.a, n.a)").replace("range(26)", "range(40)")
+TUPLES = DOUBLED.replace("a=[1]", "a=1").replace("[n.a, n.a]", "(n.a, n.a)")  # have a hash
 LONG = "{% set s = ' a' * 1000000 %}"
 MANY_TIMES = 400
 MANY = "{% set s = 'a' * 60000 %}"
@@ -86,6 +88,9 @@ BOMBS = {
     "copies": "{% set x = [1] * 900000 %}" + "{% set a = x.copy() %}" * MANY_TIMES,
     "stripped again": LONG + "{% set a = s.strip() %}" * MANY_TIMES,
     "tabs": "{% set s = '\t' * 60000 %}{{ s.expandtabs(90000) | length }}",
+    "join by a short text": MANY + "{{ ','.join([s] * 1000) | length }}",
+    "a long number": "{{ ('9' * 30) | int }}",
+    "a long number of a float": "{{ 1e300 | round | int }}",
     "join by method": MANY + "{{ s.join(range(60000) | map('string') | list) | length }}",
     "join of an iterator by method": MANY + "{{ s.join(range(9000) | map('string')) | length }}",
     "join of an iterator": MANY + "{{ range(9000) | map('string') | join(s) | length }}",
@@ -107,8 +112,25 @@ def render(template: ChatTemplate) -> str:
 @pytest.mark.parametrize("source", BOMBS.values(), ids=BOMBS)
 def test_a_bomb_is_stopped(source: str) -> None:
     template = compiled(source)
-    with cpu_limit(6.0), pytest.raises(InvalidRequestError, match="template"):
+    with cpu_limit(6.0), pytest.raises(InvalidRequestError, match=r"was stopped \("):
         render(template)
+
+
+def test_an_operation_that_is_not_listed_costs_the_square() -> None:
+    test, filtered = pricing_test("new", bool), pricing_filter("new", len)
+    for function in (test, filtered):
+        start_render()
+        assert function("a" * 128)
+        for _ in range(10):
+            function("a" * 5000)
+        with pytest.raises(TemplateLimitError):
+            function("a" * 50_000)
+
+
+@pytest.mark.parametrize("name", ["pprint", "urlize"])
+def test_filters_that_are_too_slow_are_not_there(name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"No filter named '{name}'"):
+        compiled(f"{{{{ 'a' | {name} }}}}")
 
 
 @pytest.mark.parametrize(
@@ -165,6 +187,22 @@ def test_a_list_held_many_times_is_weighed_at_once(depth: int) -> None:
         value = [value, value]
     with cpu_limit(0.05), pytest.raises(TemplateLimitError):
         weight(value)
+
+
+def test_a_render_on_the_event_loop_has_a_small_part_of_the_work_of_others() -> None:
+    start_render()
+    assert weight([1] * 100_000) > 100_000
+    with hurry():
+        start_render()
+    with pytest.raises(TemplateLimitError):
+        weight([1] * 100_000)
+    start_render()
+
+
+def test_what_may_hold_others_unseen_has_no_weight() -> None:
+    start_render()
+    with pytest.raises(TemplateLimitError, match="a value of the type object"):
+        weight([object()])
 
 
 def test_what_holds_itself_is_too_heavy() -> None:

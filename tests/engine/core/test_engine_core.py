@@ -28,6 +28,7 @@ from quire.engine.core.executor import Executor, UniprocExecutor
 from quire.engine.core.grammar_matchers import GrammarMatchers
 from quire.engine.core.queue_deadlines import QueueDeadlines
 from quire.engine.core.step_log import StepLog
+from quire.errors import invalid_value
 from quire.grammar.grammar_matcher import Matcher
 from quire.kvcache.block_pool import BlockState
 from quire.kvcache.kv_cache_manager import KVCacheManager
@@ -420,7 +421,7 @@ def test_nothing_is_left_of_a_request_that_could_not_be_taken_whole(
     """It was in the queue already, or its grammar on the way there."""
 
     def fail(*_: object) -> None:
-        raise MemoryError
+        raise MemoryError("which only the log may tell")
 
     core, _ = make_core(grammars=GrammarMatchers(Anything()))
     home = {StepLog.record_arrival: StepLog, QueueDeadlines.add: QueueDeadlines}[failing]
@@ -431,6 +432,33 @@ def test_nothing_is_left_of_a_request_that_could_not_be_taken_whole(
     add(core, "next")
     found = run_until_idle(core)
     assert (ends(found["lost"]), ends(found["next"])) == (["error"], ["length"])
+    assert found["lost"][-1].error == "the engine could not take this request"
+
+
+def test_a_refusal_names_the_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise invalid_value("logit_bias", "bans all; ban fewer")
+
+    core, _ = make_core()
+    monkeypatch.setattr(Scheduler, "add", refuse)
+    add(core, "a")
+    (delta,) = run_until_idle(core)["a"]
+    assert (delta.error, delta.error_kind) == ("logit_bias: bans all; ban fewer", ErrorKind.REQUEST)
+    assert delta.error_param == "logit_bias"
+
+
+def test_a_grammar_goes_with_the_request_that_could_not_be_scheduled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    grammars = GrammarMatchers(Anything())
+    core, _ = make_core(grammars=grammars)
+    monkeypatch.setattr(Scheduler, "add", fail)
+    add(core, "lost", structured_outputs=StructuredOutputs(regex="a"))
+    assert ends(run_until_idle(core)["lost"]) == ["error"]
+    assert not grammars.ready
 
 
 def test_an_abort_does_not_wait_for_the_search_of_a_weight() -> None:

@@ -344,6 +344,8 @@ def test_steps_whose_offsets_would_overflow_are_refused() -> None:
     assert plan_8b(9999, max_num_batched_tokens=most).problem is None
     with pytest.raises(ConfigError, match=f"max_num_batched_tokens .* at most {most:,} .*; lower"):
         plan_8b(9999, max_num_batched_tokens=most + 1)
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens .*; lower it$"):
+        plan_8b(9999, max_num_batched_tokens=131_072, enable_chunked_prefill=False)
     with pytest.raises(ConfigError, match=f"at most {most:,} .*; lower max_model_len, as prompts"):
         plan_8b(9999, enable_chunked_prefill=False)
     assert plan_8b(9999, enable_chunked_prefill=False, max_model_len=70_000).problem is None

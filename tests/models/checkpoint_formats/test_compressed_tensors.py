@@ -41,6 +41,11 @@ def other_shape(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
         tensors[name] = tensors[name] + 1
 
 
+def more_inputs(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+    for name in [name for name in tensors if name.endswith("weight_shape")]:
+        tensors[name] = tensors[name] + torch.tensor([0, 96])
+
+
 def dense_zeros(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
     for name in [name for name in tensors if name.endswith("weight_zero_point")]:
         n, groups = tensors[name.replace("_zero_point", "_scale")].shape
@@ -158,7 +163,9 @@ test_what_does_not_fit_compressed_tensors_is_refused_by_name = refusals(
     ("int4_bytes", large_code, r"up_proj: its weight has codes of more than 4 bits; take the"),
     ("int4_bytes", group_of(group_size=64), r"weight_scale .*its shape is .*, not the .* quan"),
     ("packed_3_padded", dense_zeros, "and weight_packed are packed in different ways; download"),
+    ("packed_3_padded", drop("weight_shape"), r"missing: .*up_proj.weight_shape"),
     ("packed", other_shape, r"proj: its weight_shape is \[\d+, \d+\], but weight_packed is"),
+    ("packed_3_padded", more_inputs, r"proj: its weight_shape is \[\d+, \d+\], but weight_p"),
     ("packed", configure(ignore=["re:("]), r"ignore holds '\(', which is not a regular"),
     ("packed", configure(ignore=["re:((a|b)+)+!"]), "ignore holds .*very long to match"),
     ("packed", configure(ignore=["re:" + ".*" * 5]), "ignore holds .*very long to match"),

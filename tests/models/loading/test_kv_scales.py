@@ -20,7 +20,9 @@ from quire.engine.startup.resolved_config import resolve
 from quire.errors import CheckpointError, ConfigError
 from quire.kernels.reference import FP8
 from quire.models.checkpoint_formats.kv_cache_scheme import kv_scale_name
+from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.config.model_config import ModelConfig
+from quire.models.loading.kv_scales import read_kv_scales
 
 PROMPT = [5, 60, 70, 8, 90, 100, 300] * 6
 SELF = "model.layers.{}.self_attn."
@@ -119,6 +121,19 @@ def test_large_keys_and_values_fit_by_their_scales(
         found.append(F.cosine_similarity(ours, exact).min())
     assert found[0] < 0.9
     assert found[1] > 0.98
+
+
+@pytest.mark.parametrize(
+    ("scale", "rounded"),
+    [(0.3, 0.5), (0.5, 0.5), (1.0, 1.0), (4096.0, 4096.0), (2.0**-12, 2.0**-12), (1e-9, 2.0**-12)],
+)
+def test_a_scale_is_rounded_up_to_a_power_of_two(
+    checkpoint: Callable, tmp_path: Path, scale: float, rounded: float
+) -> None:
+    scales = {"k_scale": torch.tensor(scale), "v_scale": torch.tensor([scale / 2, scale])}
+    folder = with_scales(checkpoint("llama")[0], tmp_path, scales)
+    found = read_kv_scales(Checkpoint.open(folder), "")
+    assert [*found.values()] == [{"k": rounded, "v": rounded}] * 2
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])

@@ -449,3 +449,29 @@ def test_links_that_lead_nowhere_are_left_to_those_who_read_them(tmp_path: Path)
     weights.symlink_to(weights)
     with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read"):
         Checkpoint.open(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a file is brought to disk whole")
+def test_a_file_is_brought_to_disk_by_pieces_until_that_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, whole = [], []
+    monkeypatch.setattr(safetensors_writer, "_PIECE_BYTES", 10)
+    monkeypatch.setattr(safetensors_writer, "_write_piece", lambda _, begin: synced.append(begin))
+    monkeypatch.setattr(os, "fsync", whole.append)
+    (tmp_path / "file").write_bytes(b"x" * 25)
+    safetensors_writer.bring_to_disk(tmp_path / "file", lambda: len(synced) == 2)
+    assert (synced, whole) == ([0, 10], [])
+    synced.clear()
+    safetensors_writer.bring_to_disk(tmp_path / "file", lambda: False)
+    assert (synced, len(whole)) == ([0, 10, 20], 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a file is brought to disk whole")
+def test_a_piece_that_is_not_written_is_an_error_and_a_file_without_pieces_none() -> None:
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        safetensors_writer._write_piece(-1, 0)
+    for end in (ends := os.pipe()):
+        safetensors_writer._write_piece(end, 0)
+    for end in ends:
+        os.close(end)

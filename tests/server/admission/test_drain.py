@@ -100,6 +100,9 @@ def test_a_running_stream_ends_well_and_new_requests_are_refused(
                 assert "retry-after: 1\r\n" in head
                 assert "connection: close" in head
                 assert json.loads(body)["error"]["code"] == "draining"
+            probe = await house.client()
+            probe.writer.write(b"POST /ping HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+            assert " 200 " in await probe.head()
             assert not house.task.done()
             engine.go.set()
             rest = (await streaming.reader.read()).decode()

@@ -29,7 +29,7 @@ PATHS = ["/v1/completions", "/tokenize"]
 class Upload:
     """A client that sends on command; `status` is set when it was answered."""
 
-    def __init__(self, app: Starlette, path: str) -> None:
+    def __init__(self, app: Starlette, path: str, key: str = "") -> None:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self._parts: asyncio.Queue[Message] = asyncio.Queue()
@@ -39,7 +39,8 @@ class Upload:
             "path": path,
             "query_string": b"",
         }
-        scope["headers"] = [(name.encode(), value.encode()) for name, value in JSON.items()]
+        headers = JSON | {"authorization": f"Bearer {key}"}
+        scope["headers"] = [(name.encode(), value.encode()) for name, value in headers.items()]
         self.done = asyncio.ensure_future(app(scope, self._parts.get, self._send))
 
     async def part(self, data: bytes, *, more: bool) -> None:
@@ -95,26 +96,27 @@ def test_what_one_holds_the_next_cannot(engine: FakeEngine, path: str, outcome: 
 
 
 def test_answers_with_many_log_probabilities_share_a_bound(engine: FakeEngine) -> None:
-    """A short body may ask for 200 MB of them."""
-    app, engine.wait_at = build_app(engine, ServerSettings()), 1
+    """A short body may ask for 200 MB of them, of which one caller has half."""
+    app, engine.wait_at = build_app(engine, ServerSettings(api_key="one,two")), 1
     ids = list(range(65, 65 + MAX_LOGPROB_TOKEN_IDS))
     body = {"prompt": "abc", "max_tokens": 1000, "logprobs": 1, "logprob_token_ids": ids}
 
-    async def sent(**more: Any) -> Upload:
-        upload = Upload(app, "/v1/completions")
+    async def sent(key: str, **more: Any) -> Upload:
+        upload = Upload(app, "/v1/completions", key)
         await upload.part(json.dumps(body | more).encode(), more=False)
         return upload
 
     async def scenario() -> None:
-        first, second, usual = await sent(), await sent(), await sent(logprob_token_ids=ids[:20])
+        first, second, other = await sent("one"), await sent("one"), await sent("two")
+        usual = await sent("one", logprob_token_ids=ids[:20])
         await asyncio.wait([second.done], timeout=5.0)
-        assert (first.status, second.status, usual.status) == (0, 429, 0)
+        assert (first.status, second.status, usual.status, other.status) == (0, 429, 0, 0)
         assert 1 <= int(second.headers[b"retry-after"]) <= 30
         engine.go.set()
-        await asyncio.gather(first.done, usual.done)
-        third = await sent()
+        await asyncio.gather(first.done, usual.done, other.done)
+        third = await sent("one")
         await third.done
-        assert (first.status, usual.status, third.status) == (200, 200, 200)
+        assert [each.status for each in (first, usual, other, third)] == [200] * 4
 
     asyncio.run(scenario())
 
@@ -149,6 +151,8 @@ def test_one_caller_takes_a_share() -> None:
     memory.release(6, "a")
     memory.take(2, "b")
     assert memory.num_bytes == 6
+    memory.release(6, "b")
+    assert not memory._of_callers, "callers that have left are remembered"
 
 
 def test_by_default_many_of_the_largest_bodies_fit() -> None:

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 from starlette.requests import Request
 
-from quire.core.histogram import STEP_TOKEN_BOUNDS, Histogram, HistogramData
+from quire.core.histogram import STEP_SECONDS_BOUNDS, STEP_TOKEN_BOUNDS, Histogram, HistogramData
 from quire.core.messages import EngineStats, RequestTiming
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.request_metrics import RequestMetrics
@@ -181,6 +181,71 @@ def test_processes_add_up_and_dead_ones_stay(tmp_path: Path) -> None:
     assert value(text, "llamacpp:prompt_tokens_total") == 6 * 5
     assert value(text, "llamacpp:tokens_predicted_total") == 18
     assert value(text, "llamacpp:n_tokens_max_total") == 5 + 3
+
+
+def test_each_figure_of_a_request_has_its_own_name() -> None:
+    """No two of them are the same number here."""
+    engine = FakeEngine()
+    first, second = engine.metrics.record_request(100.0, 50, SamplingParams(n=2, max_tokens=9))
+    engine.metrics.tokens(first, 1, 107.0)
+    engine.metrics.tokens(first, 3, 119.0)
+    first.timing = RequestTiming(101.0, 103.0, 106.0, 118.0, num_preemptions=5)
+    first.num_cached_tokens = 32
+    engine.metrics.finish(first, "stop", 123.0)
+    engine.metrics.tokens(second, 7, 130.0)
+    engine.metrics.finish(second, "length", 140.0)
+    text = text_of(process(None, engine))
+    sums = {
+        "time_to_first_token_seconds": 7 + 30,
+        "inter_token_latency_seconds": 12,  # together, as the second answer's came at once
+        "time_per_output_token_seconds": 12,
+        "request_time_per_output_token_seconds": 12 / 3,
+        "e2e_request_latency_seconds": 23 + 40,
+        "request_queue_time_seconds": 2,
+        "request_prefill_time_seconds": 3,
+        "request_decode_time_seconds": 13,  # to the last token that has arrived
+        "request_inference_time_seconds": 16,
+        "request_prompt_tokens": 2 * 50,
+        "request_prefill_kv_computed_tokens": 18,
+        "request_generation_tokens": 4 + 7,
+        "request_max_num_generation_tokens": 7,
+        "request_num_preemptions": 5,
+        "request_params_n": 2,
+        "request_params_max_tokens": 9,
+    }
+    assert {name: value(text, f"vllm:{name}_sum") for name in sums} == sums
+    assert value(text, "vllm:prompt_tokens_cached_total") == 32
+
+
+def test_each_figure_of_an_engine_has_its_own_name() -> None:
+    tokens, seconds = Histogram(STEP_TOKEN_BOUNDS), Histogram(STEP_SECONDS_BOUNDS)
+    tokens.observe(30.0)
+    seconds.observe(40.0)
+    names = {
+        "vllm:num_requests_running": "num_running",
+        "vllm:num_requests_waiting": "num_waiting",
+        "vllm:prefix_cache_queries_total": "prefix_cache_queries",
+        "vllm:gpu_prefix_cache_queries_total": "prefix_cache_queries",
+        "vllm:prefix_cache_hits_total": "prefix_cache_hits",
+        "vllm:gpu_prefix_cache_hits_total": "prefix_cache_hits",
+        "vllm:num_preemptions_total": "num_preemptions",
+        "vllm:prompt_tokens_total": "num_prompt_tokens",
+        "vllm:generation_tokens_total": "num_generation_tokens",
+        "vllm:corrupted_requests_total": "num_corrupted_requests",
+        "quire:recomputed_tokens_total": "num_recomputed_tokens",
+        "quire:steps_total": "num_steps",
+        "quire:graph_steps_total": "num_graph_steps",
+        "quire:bad_frames_total": "num_bad_frames",
+    }
+    counts = {field: number for number, field in enumerate(dict.fromkeys(names.values()), start=1)}
+    engine = FakeEngine()
+    engine.stats = EngineStats(
+        time=1.0, step_tokens=tokens.data(), step_seconds=seconds.data(), **counts
+    )
+    text = text_of(process(None, engine))
+    assert {name: value(text, name) for name in names} == {n: counts[f] for n, f in names.items()}
+    assert value(text, "vllm:iteration_tokens_total_sum") == 30
+    assert value(text, "quire:step_seconds_sum") == 40
 
 
 def test_busy_slots_are_counted_while_requests_run() -> None:

@@ -122,10 +122,10 @@ class AsyncEngine(ModelOwner):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answers to a prompt; each item has what is new, or what output_kind asks for.
 
-        prompt: as `LLM.generate` takes it. Closing the iterator aborts the request. request_id: a
-        label for logs; the engine's own id is unique. stream: if False, an engine process may send
-        everything at the end. on_abort: called with what it has generated and not sent of a request
-        that is aborted.
+        prompt: one, in a type that `LLM.generate` takes. Closing the iterator aborts the request.
+        request_id: a label for logs; the engine's own id is unique. stream: if False, an engine
+        process may send everything at the end. on_abort: called with what it has generated and not
+        sent of a request that is aborted.
         Raises InvalidRequestError before the first item (later only if logits processors ban every
         token), QueueTimeoutError, OverloadedError while the engine is being restarted, and
         EngineError when it fails.

@@ -52,8 +52,8 @@ def read_prompts(prompts: Prompts) -> list[Prompt]:
 
 def read_prompt(prompt: OnePrompt) -> Prompt:
     """One prompt as text or a list of token ids. Raises InvalidRequestError."""
-    if isinstance(prompt, str | list):  # as a server's are
-        return prompt
+    if isinstance(prompt, str) or (type(prompt) is list and set(map(type, prompt)) <= {int}):
+        return prompt  # as a server's are; the ids need no look at each in Python
     return _read_prompt(plain_value(prompt), "prompt")
 
 

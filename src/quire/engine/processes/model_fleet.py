@@ -242,10 +242,8 @@ class ModelFleet:
 
     async def _unload_if_unused(self, model: FleetModel, seconds: float) -> None:
         is_old = model.engine and time.monotonic() - model.engine.last_used > seconds
-        if not is_old or model.state != "loaded" or model.plan.at_start:
-            return
-        async with model.changing:
-            if model.engine is not None:  # not unloaded meanwhile
+        if is_old and model.can_unload and not model.plan.at_start:
+            async with model.changing:
                 await self._unload(model, grace=0.0)
 
     async def _unload(self, model: FleetModel, grace: float, *, is_final: bool = False) -> None:

@@ -115,6 +115,7 @@ def bring_to_disk(path: Path, stops: Callable[[], bool]) -> None:
 
 
 def _write_piece(file: int, begin: int) -> None:
+    """Wait until _PIECE_BYTES from this byte of a file are written; file: its descriptor."""
     sync = ctypes.CDLL(None, use_errno=True).sync_file_range
     sync.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
     if sync(file, begin, _PIECE_BYTES, _WRITE_AND_WAIT) != 0:
