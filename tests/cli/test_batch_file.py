@@ -86,6 +86,7 @@ def test_embeddings_are_answered() -> None:
         (line("a"), "custom_id: another line"),
         (line("x", CHAT | {"stream": True}), "body.stream: "),
         (line("x", {"input": "a", "background": True}, url="/v1/responses"), "body.background: "),
+        (line("x", {"input": "a", "encoding_format": "bytes"}, url="/v1/embeddings"), "base64"),
         (line("x").replace(b'"hi"', b"[" * 5000 + b"]" * 5000), "nested too deeply; flatten it"),
         (line("x", extra=1), "extra: not supported; leave it out"),
     ],

@@ -25,11 +25,12 @@ URLS = (
     "/v1/messages",
     *("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"),
 )
-NOT_HERE = {
-    "stream": "streaming is not possible in a batch file",
-    "background": "answers are written when they are whole, so nobody would fetch this one",
-}
-"""Fields of a body that are refused, and why."""
+NOT_HERE = (
+    ("stream", (True,), "streaming is not possible in a batch file; leave it out"),
+    ("background", (True,), "answers are written when they are whole; leave it out"),
+    ("encoding_format", ("bytes", "bytes_only"), "a line holds JSON alone; send base64"),
+)
+"""Fields of a body, the values of each that are refused, and why."""
 MAX_ID_CHARS = 512
 MAX_LINE_BYTES = 16 << 20  # more is not even read; a body has at most 4 MiB
 MAX_HELD_BYTES = 4 * MAX_LINE_BYTES  # of the lines under way, with one more
@@ -187,9 +188,9 @@ def _check(line: BatchLine, seen: set[str]) -> None:
     if line.custom_id in seen:
         raise ValueError("custom_id: another line has the same; each must be unique")
     fields = _fields(line.body)
-    for name, why in NOT_HERE.items():
-        if fields.get(name):
-            raise ValueError(f"body.{name}: {why}; leave it out")
+    for name, values, why in NOT_HERE:
+        if fields.get(name) in values:
+            raise ValueError(f"body.{name}: {why}")
 
 
 def _fields(body: msgspec.Raw) -> dict[str, Any]:

@@ -10,6 +10,9 @@ from asgi_client import Reply, call
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
+from quire.core.sampling_params import SamplingParams
+from quire.server.api.common.chat_request import ChatRequest
+from quire.server.api.openai.responses_request import ResponsesRequest
 from quire.server.app import build_app
 from quire.server.settings import ServerSettings
 
@@ -226,6 +229,14 @@ def test_sampling_fields_of_chats(app: Starlette, engine: FakeEngine) -> None:
     assert (sampling.repetition_penalty, sampling.stop) == (1.5, ["x"])
     assert "[mood=calm]" in "".join(map(chr, engine.calls[0]["ids"]))
     assert ask(app, chat_template_kwargs={"messages": 1}).status == 400
+    elsewhere = {"n", "max_tokens", "thinking_token_budget", "structured_outputs"}
+    logprobs = {"logprobs", "prompt_logprobs", "logprob_token_ids"}
+    of_chats = set(ChatRequest.__struct_fields__) & set(SamplingParams.__struct_fields__)
+    assert of_chats - set(ResponsesRequest.__struct_fields__) == elsewhere | logprobs
+    ask(app, min_tokens=2, bad_words=["a"], allowed_token_ids=[5, 6], stop_token_ids=[7])
+    sampling = engine.calls[-1]["sampling"]
+    assert (sampling.min_tokens, sampling.bad_words) == (2, ["a"])
+    assert (sampling.allowed_token_ids, sampling.stop_token_ids) == ([5, 6], [7])
 
 
 @pytest.mark.parametrize(

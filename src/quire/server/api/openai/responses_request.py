@@ -161,6 +161,10 @@ class ResponsesRequest(RequestBody, kw_only=True, dict=True):
     logit_bias: field_bounds.LogitBias | None = None
     seed: field_bounds.Seed | None = None
     stop: field_bounds.Word | field_bounds.StopStrings | None = None
+    stop_token_ids: field_bounds.TokenIds | None = None
+    min_tokens: field_bounds.MinTokens | None = None
+    bad_words: field_bounds.BadWords | None = None
+    allowed_token_ids: field_bounds.AllowedTokenIds | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
