@@ -85,7 +85,7 @@ def test_weights_that_failed_are_refused_and_why(folders: tuple[Path, Path]) -> 
     shown = start(folders[1], "off")  # served, and told
     assert isinstance(shown, dict)
     assert shown["passed"] is False
-    assert start(folders[1], "perplexity=9,cosine=0.1,same_top_1=0") is not None
+    assert start(folders[1], "perplexity=0.9,cosine=0.1,same_top_1=0") is not None
 
 
 def test_weights_that_failed_are_served_with_a_warning(
@@ -326,6 +326,14 @@ def test_a_share_in_percent_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^quality_limits: \w+ is at most 1, not .* as 0.99$"):
         QualityLimits.parse(text, "quality_limits")
     assert QualityLimits.parse("cosine=1,same_top_1=1", "quality_limits").cosine == 1.0
+
+
+@pytest.mark.parametrize("text", ["perplexity=5", "perplexity=1", "cosine=0.9,perplexity=1e9"])
+def test_a_rise_in_percent_is_refused(text: str) -> None:
+    """Any model would pass."""
+    with pytest.raises(ConfigError, match=r"gate: perplexity is below 1, not .* 5 % as 0.05$"):
+        QualityLimits.parse(text, "quality_gate")
+    assert QualityLimits.parse("perplexity=-0.1", "quality_limits").perplexity == -0.1
 
 
 def test_a_limit_that_is_named_needs_its_figure() -> None:

@@ -49,7 +49,7 @@ def test_rounding_to_the_nearest_runs_no_text_and_a_finished_run_says_so(
     assert "perplexity" in said.out
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"messages": [{"role": "user", "content": "hi"}], "expected": "hi"}\n')
-    for options in (["--quality-limits", "perplexity=9"], ["--tasks", str(tasks)]):
+    for options in (["--quality-limits", "perplexity=0.9"], ["--tasks", str(tasks)]):
         with pytest.raises(AssertionError):
             quantize.run([*command, *options])
     assert "quantized itself" not in capsys.readouterr().err
@@ -109,7 +109,7 @@ def test_notes_say_what_a_loader_makes_of_the_checkpoint(
         ("--method rtn --out /proc/x/y", "out: /proc/x/y cannot be written"),
         ("--method rtn --json", "^json is for what --no-verify leaves out; use one of them$"),
         ("--method rtn --tasks x.jsonl", "^tasks is for what --no-verify leaves out"),
-        ("--method rtn --quality-limits perplexity=1", "^quality_limits is for what"),
+        ("--method rtn --quality-limits perplexity=0.1", "^quality_limits is for what"),
     ],
 )
 def test_what_cannot_be_done_is_refused(options: str, message: str, tmp_path: Path) -> None:
