@@ -391,7 +391,7 @@ def test_a_file_that_was_cut_off_is_written_again(base: Path, tmp_path: Path, me
         ("", "layers.0.self_attn.q_proj', which '*.q_proj' matches"),
     ],
 )
-def test_an_ignored_name_that_is_not_there_is_told_a_pattern_that_is(
+def test_an_error_on_an_ignored_name_has_a_pattern_that_matches(
     base: Path, tmp_path: Path, pattern: str, fix: str
 ) -> None:
     with pytest.raises(ConfigError) as raised:
