@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from gguf_files import write_checkpoint
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from tiny_models import SAMPLES, quantize, write_model
 
 from quire import LLM
-from quire.cli import model_speed
+from quire.cli import model_speed, verify
 from quire.cli.model_speed import measure_speed
 from quire.cli.quality_table import layer_bars, print_report
 from quire.compress.quality_check import (
@@ -390,6 +391,19 @@ def test_without_a_report_only_a_strict_gate_refuses(folders: tuple[Path, Path])
     with pytest.raises(CheckpointError, match=r"has no quality report.*quire verify BASE .*/out`"):
         start(folders[1], "require")
     assert pass_gate(folders[0], "require", is_quantized=False) is None
+
+
+def test_verify_reads_no_gguf_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of both it is, that is all that is said."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file = tmp_path / "a.gguf"
+    write_checkpoint(BUNDLED_FOLDER / "quire-tiny", file, "Q8_0")
+    for pair in ([str(file), "quire-tiny"], ["quire-tiny", str(file)]):
+        with pytest.raises(CheckpointError, match=rf"^{file} is a GGUF file, which cannot be used"):
+            verify.run([*pair, "--samples=1", "--seq-len=8"])
+    assert capsys.readouterr().err == ""
 
 
 def test_a_gguf_file_that_needs_a_report_is_named_itself(tmp_path: Path) -> None:

@@ -69,12 +69,15 @@ def limits_of(args: Namespace) -> QualityLimits:
 
 
 def folder_of(model: str) -> Path:
-    """The folder of a model's files. Raises CheckpointError."""
+    """The folder of a model's safetensors files. Raises CheckpointError, also for a GGUF file."""
     from quire.hub import resolve_model
+    from quire.models.checkpoints.checkpoint import find_files
     from quire.models.config.model_config import ModelConfig
 
     ModelConfig.from_folder(resolve_model(model, weights=False))  # before weights are downloaded
-    return resolve_model(model)
+    folder = resolve_model(model)
+    find_files(folder)
+    return folder
 
 
 def device_of(args: Namespace) -> torch.device:
