@@ -393,6 +393,23 @@ def test_without_a_report_only_a_strict_gate_refuses(folders: tuple[Path, Path])
     assert pass_gate(folders[0], "require", is_quantized=False) is None
 
 
+@pytest.mark.parametrize("gate", ["report", "require"])
+def test_a_report_does_not_pass_by_its_word_alone(
+    folders: tuple[Path, Path], tmp_path: Path, gate: str
+) -> None:
+    """Its own figures and limits say otherwise."""
+    check(folders, STRICT)
+    folder = shutil.copytree(folders[1], tmp_path / "out")
+    path = folder / QUALITY_FILE
+    report = json.loads(path.read_text()) | {"passed": True, "failures": []}
+    path.write_text(json.dumps(report))
+    message = rf"{QUALITY_FILE}: passed is true, but perplexity rises by .*; run `quire verify BASE"
+    with pytest.raises(CheckpointError, match=message):
+        start(folder, gate)
+    path.write_text(json.dumps(report | {"limits": LOOSE.record()}))
+    assert start(folder, gate) is not None
+
+
 def test_verify_reads_no_gguf_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

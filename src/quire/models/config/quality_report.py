@@ -152,7 +152,19 @@ def read_report(folder: Path) -> dict[str, Any] | None:
         _check_figure(report.section(part), key)
     for key in ("base", "not_finite"):
         report.text(key, "")
+    if not failures and (lost := _limits_of(report).failures(report.values)):
+        raise report.wrong("passed", f"is true, but {lost[0]}; {again}")
     return report.values
+
+
+def _limits_of(report: ConfigFile) -> QualityLimits:
+    """The limits that a report was held to. Raises CheckpointError."""
+    limits, known = report.section("limits"), dict[str, float]()
+    for name in QualityLimits().record():
+        _check_figure(limits, name)
+        if limits is not None and (limit := limits.get(name)) is not None:
+            known[name] = limit
+    return QualityLimits(**known)
 
 
 def replacement_problem(folder: Path, tokens: int, limits: QualityLimits) -> str | None:
