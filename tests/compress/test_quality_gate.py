@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from gguf_files import write_checkpoint
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from tiny_models import SAMPLES, quantize, write_model
 
 from quire import LLM
-from quire.cli import model_speed, verify
+from quire.cli import model_speed
 from quire.cli.model_speed import measure_speed
 from quire.cli.quality_table import layer_bars, print_report
 from quire.compress.quality_check import (
@@ -235,11 +234,21 @@ def test_weights_are_not_measured_against_themselves(
             check((base, folders[1]), LOOSE)
 
 
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ({}, r"model.layers.0.attention.qkv.bias: True and False"),
+        ({"vocab_size": 320}, r"model.embedding.vocab_size: 320 and \d+"),
+        ({"num_hidden_layers": 1}, r"model.layers: 1 and \d of them"),
+    ],
+)
 def test_models_of_other_layers_are_refused_before_anything_is_measured(
-    folders: tuple[Path, Path], tmp_path: Path
+    folders: tuple[Path, Path], tmp_path: Path, config: dict[str, int], found: str
 ) -> None:
     write_model(tmp_path, "qwen2")
-    with pytest.raises(ConfigError, match=r"have different layers; name a model and its"):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    with pytest.raises(ConfigError, match=rf"different layers \({found}\); name a model and its"):
         check_pair(tmp_path, folders[1])
 
 
@@ -408,19 +417,6 @@ def test_a_report_does_not_pass_by_its_word_alone(
         start(folder, gate)
     path.write_text(json.dumps(report | {"limits": LOOSE.record()}))
     assert start(folder, gate) is not None
-
-
-def test_verify_reads_no_gguf_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whichever of both it is, that is all that is said."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    file = tmp_path / "a.gguf"
-    write_checkpoint(BUNDLED_FOLDER / "quire-tiny", file, "Q8_0")
-    for pair in ([str(file), "quire-tiny"], ["quire-tiny", str(file)]):
-        with pytest.raises(CheckpointError, match=rf"^{file} is a GGUF file, which cannot be used"):
-            verify.run([*pair, "--samples=1", "--seq-len=8"])
-    assert capsys.readouterr().err == ""
 
 
 def test_a_gguf_file_that_needs_a_report_is_named_itself(tmp_path: Path) -> None:
