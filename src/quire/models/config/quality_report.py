@@ -164,7 +164,7 @@ def _limits_of(report: ConfigFile) -> QualityLimits:
         _check_figure(limits, name)
         if limits is not None and (limit := limits.get(name)) is not None:
             known[name] = limit
-    return QualityLimits(**known)
+    return msgspec.structs.replace(QualityLimits(), **known)
 
 
 def replacement_problem(folder: Path, tokens: int, limits: QualityLimits) -> str | None:
