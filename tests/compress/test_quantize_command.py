@@ -161,6 +161,8 @@ def test_bits_are_refused_with_the_methods_that_have_them(
         ),
         ("--method nvfp4", "--method 'nvfp4' is not supported: .*; use 'mxfp4'$"),
         ("--method bnb", "--method 'bnb' is not supported: use 'nf4'"),
+        ("--method rtn --device cuda:1", "--device 'cuda:1' is not .* set CUDA_VISIBLE_DEVICES=1"),
+        ("--method rtn --device None --ignore x", "--ignore: no linear layer is named 'x'"),
         ("--method bogus", "--method: must be one of 'rtn', .*, not 'bogus'"),
         ("--quantization int4", "--quantization 'int4' is not supported: use 'awq'"),
         ("--method W8A8 --format awq", "--format: method int8 has its own"),
