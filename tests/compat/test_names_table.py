@@ -16,7 +16,7 @@ import pytest
 from house_files import SOURCE, expect_none, nodes
 
 from quire import AsyncEngineArgs, AsyncLLM, EngineArgs, LLMEngine
-from quire.cli import generate, main, serve
+from quire.cli import generate, main, quantize, serve
 from quire.cli.foreign_options import OWN_FLAGS, SCOPES, flags_of
 from quire.cli.sampling import CONSTRAINTS
 from quire.compat import foreign_commands
@@ -27,6 +27,7 @@ from quire.compat.names_table import (
 from quire.compat.names_table import NoEffect, Own, Refused, Scope, meaning_of, rows_of
 from quire.compat.own_options import OPTION_SCOPES, names_as_given
 from quire.compat.own_values import OWN_VALUES, own_value
+from quire.compress.recipe import METHODS
 from quire.config import STORED_METHODS, EngineConfig, iter_options
 from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
@@ -42,7 +43,8 @@ SAMPLING = set(SamplingParams.__struct_fields__)
 POOLING = set(PoolingParams.__struct_fields__)
 OWN: dict[Scope, set[str]] = {
     "engine": ENGINE, "server": ENGINE | SERVER, "sampling": SAMPLING, "request": POOLING,
-    "cli": {*CONSTRAINTS, "default_chat_template_kwargs", "chat", "skip_special_tokens"},
+    "cli": {*CONSTRAINTS, "default_chat_template_kwargs", "chat", "skip_special_tokens"}
+    | {action.dest for action in quantize.make_parser()._actions} - {"format"},  # two of that name
     "pooling": POOLING, "call": {"prompts", "data_1", "data_2"},
 }  # fmt: skip
 # fields of some routes: of /v1/score (chats have a `documents` of vLLM's), and of chats
@@ -113,7 +115,7 @@ def test_a_flag_has_one_meaning() -> None:
 def test_values_in_another_spelling_are_those_of_settings() -> None:
     options = {o.name: o for o in (*(o for _, o in iter_options()), *options_of(ServerSettings))}
     for name, values in OWN_VALUES.items():
-        choices = options[name].choices
+        choices = METHODS if name == "method" else options[name].choices
         for foreign, own in values.items():
             assert choices is None or own in choices, (name, foreign)
 

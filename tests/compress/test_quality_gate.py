@@ -85,7 +85,7 @@ def test_weights_that_failed_are_refused_and_why(folders: tuple[Path, Path]) -> 
     shown = start(folders[1], "off")  # served, and told
     assert isinstance(shown, dict)
     assert shown["passed"] is False
-    assert start(folders[1], "perplexity=9,cosine=0.1,same_top_1=0") is not None
+    assert start(folders[1], "perplexity=0.9,cosine=0.1,same_top_1=0") is not None
 
 
 def test_weights_that_failed_are_served_with_a_warning(
@@ -234,11 +234,21 @@ def test_weights_are_not_measured_against_themselves(
             check((base, folders[1]), LOOSE)
 
 
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ({}, r"model.layers.0.attention.qkv.bias: True and False"),
+        ({"vocab_size": 320}, r"model.embedding.vocab_size: 320 and \d+"),
+        ({"num_hidden_layers": 1}, r"model.layers: 1 and \d of them"),
+    ],
+)
 def test_models_of_other_layers_are_refused_before_anything_is_measured(
-    folders: tuple[Path, Path], tmp_path: Path
+    folders: tuple[Path, Path], tmp_path: Path, config: dict[str, int], found: str
 ) -> None:
     write_model(tmp_path, "qwen2")
-    with pytest.raises(ConfigError, match=r"have different layers; name a model and its"):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    with pytest.raises(ConfigError, match=rf"different layers \({found}\); name a model and its"):
         check_pair(tmp_path, folders[1])
 
 
@@ -328,6 +338,14 @@ def test_a_share_in_percent_is_refused(text: str) -> None:
     assert QualityLimits.parse("cosine=1,same_top_1=1", "quality_limits").cosine == 1.0
 
 
+@pytest.mark.parametrize("text", ["perplexity=5", "perplexity=1", "cosine=0.9,perplexity=1e9"])
+def test_a_rise_in_percent_is_refused(text: str) -> None:
+    """Any model would pass."""
+    with pytest.raises(ConfigError, match=r"gate: perplexity is below 1, not .* 5 % as 0.05$"):
+        QualityLimits.parse(text, "quality_gate")
+    assert QualityLimits.parse("perplexity=-0.1", "quality_limits").perplexity == -0.1
+
+
 def test_a_limit_that_is_named_needs_its_figure() -> None:
     limits = QualityLimits.parse("perplexity=0.01", "quality_gate")
     assert limits.failures({}) == ["the report has no perplexity"]
@@ -382,6 +400,23 @@ def test_without_a_report_only_a_strict_gate_refuses(folders: tuple[Path, Path])
     with pytest.raises(CheckpointError, match=r"has no quality report.*quire verify BASE .*/out`"):
         start(folders[1], "require")
     assert pass_gate(folders[0], "require", is_quantized=False) is None
+
+
+@pytest.mark.parametrize("gate", ["report", "require"])
+def test_a_report_does_not_pass_by_its_word_alone(
+    folders: tuple[Path, Path], tmp_path: Path, gate: str
+) -> None:
+    """Its own figures and limits say otherwise."""
+    check(folders, STRICT)
+    folder = shutil.copytree(folders[1], tmp_path / "out")
+    path = folder / QUALITY_FILE
+    report = json.loads(path.read_text()) | {"passed": True, "failures": []}
+    path.write_text(json.dumps(report))
+    message = rf"{QUALITY_FILE}: passed is true, but perplexity rises by .*; run `quire verify BASE"
+    with pytest.raises(CheckpointError, match=message):
+        start(folder, gate)
+    path.write_text(json.dumps(report | {"limits": LOOSE.record()}))
+    assert start(folder, gate) is not None
 
 
 def test_a_gguf_file_that_needs_a_report_is_named_itself(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_rounding_to_the_nearest_runs_no_text_and_a_finished_run_says_so(
     assert "perplexity" in said.out
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"messages": [{"role": "user", "content": "hi"}], "expected": "hi"}\n')
-    for options in (["--quality-limits", "perplexity=9"], ["--tasks", str(tasks)]):
+    for options in (["--quality-limits", "perplexity=0.9"], ["--tasks", str(tasks)]):
         with pytest.raises(AssertionError):
             quantize.run([*command, *options])
     assert "quantized itself" not in capsys.readouterr().err
@@ -109,7 +109,7 @@ def test_notes_say_what_a_loader_makes_of_the_checkpoint(
         ("--method rtn --out /proc/x/y", "out: /proc/x/y cannot be written"),
         ("--method rtn --json", "^json is for what --no-verify leaves out; use one of them$"),
         ("--method rtn --tasks x.jsonl", "^tasks is for what --no-verify leaves out"),
-        ("--method rtn --quality-limits perplexity=1", "^quality_limits is for what"),
+        ("--method rtn --quality-limits perplexity=0.1", "^quality_limits is for what"),
     ],
 )
 def test_what_cannot_be_done_is_refused(options: str, message: str, tmp_path: Path) -> None:
@@ -149,6 +149,39 @@ def test_bits_are_refused_with_the_methods_that_have_them(
         names = set(re.split(", | or |, and | for", named)) & METHODS.keys()
         have = {name for name, each in METHODS.items() if each.is_eight_bit == are_eight}
         assert names == {name for name in have if "+" not in name}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--method INT4", "--method 'INT4' is not supported: use 'awq', 'gptq', 'autoround' or"),
+        (
+            "--method w8a16",
+            "--method 'w8a16' is not .* quantization 'w8a16', or use 'fp8' with --w",
+        ),
+        ("--method nvfp4", "--method 'nvfp4' is not supported: .*; use 'mxfp4'$"),
+        ("--method bnb", "--method 'bnb' is not supported: use 'nf4'"),
+        ("--method rtn --device cuda:1", "--device 'cuda:1' is not .* set CUDA_VISIBLE_DEVICES=1"),
+        ("--method rtn --device None --ignore x", "--ignore: no linear layer is named 'x'"),
+        ("--method bogus", "--method: must be one of 'rtn', .*, not 'bogus'"),
+        ("--quantization int4", "--quantization 'int4' is not supported: use 'awq'"),
+        ("--method W8A8 --format awq", "--format: method int8 has its own"),
+        ("--method rtn --scheme W4A16", "--scheme 'W4A16' is not supported: .* use --method int8"),
+        ("--method rtn --w_bit 4", "--w_bit 4 is not supported: .* use --method int8"),
+        ("--method awq --desc-act", "--act-order 'group' is in GPTQ's format alone; use --format"),
+        ("--method awq --sym", "--symmetric: such codes are not in AWQ's format"),
+        ("--method int8 --zero-point", "--symmetric is needed by method int8; leave"),
+        ("--method awq --dataset /no/file", "--dataset: /no/file cannot be read"),
+        ("--method awq --nsamples 0", "--nsamples must be at least 1, not 0"),
+        ("--method gptq --damp-percent 2", "--damp-percent must be above 0 and below 1"),
+    ],
+)
+def test_names_of_other_libraries_mean_what_they_mean_there(
+    options: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path / "out")]
+    assert main(["quantize", "quire-tiny", "--no-verify", *options.split(), *out]) == 2
+    assert re.search(f"^error: {said}", capsys.readouterr().err)
 
 
 def test_the_time_of_learned_rounding_is_said_before_it_begins(

@@ -380,6 +380,27 @@ def test_a_file_that_was_cut_off_is_written_again(base: Path, tmp_path: Path, me
         assert files_of(tmp_path / "out") == whole
 
 
+@pytest.mark.parametrize(
+    ("pattern", "fix"),
+    [
+        ("down_proj", "layers.0.mlp.down_proj', which '*.down_proj' matches"),
+        ("re:.*down_proj$", "layers.0.mlp.down_proj', which '*.down_proj' matches"),
+        (r"re:.*layers\.1\.self_attn\.k_proj", "which '*.layers.1.self_attn.k_proj' matches"),
+        ("mlp", "layers.0.mlp.gate_proj', which '*.mlp.*' matches"),
+        ("re:.*(q|k)_proj", "layers.0.self_attn.q_proj', which '*.q_proj' matches"),
+        ("", "layers.0.self_attn.q_proj', which '*.q_proj' matches"),
+    ],
+)
+def test_an_error_on_an_ignored_name_has_a_pattern_that_matches(
+    base: Path, tmp_path: Path, pattern: str, fix: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        quantize(base, tmp_path, Recipe(method="rtn", group_size=32, ignore=(pattern,)))
+    assert str(raised.value).startswith(f"ignore: no linear layer is named {pattern!r}; correct")
+    assert str(raised.value).endswith(fix)
+    quantize(base, tmp_path, Recipe(method="rtn", group_size=32, ignore=(fix.split("'")[-2],)))
+
+
 def test_ignored_modules_stay_with_all_parts_of_their_weight(base: Path, tmp_path: Path) -> None:
     quantize(base, tmp_path, Recipe(method="rtn", group_size=32, ignore=("*.1.*.k_proj",)))
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]

@@ -122,7 +122,11 @@ def padded_words(codes: Tensor, bits: int) -> Tensor:
 
 
 def packed(
-    bits: int, group: int, symmetric: bool, words: Callable[[Tensor, int], Tensor] = words
+    bits: int,
+    group: int,
+    symmetric: bool,
+    words: Callable[[Tensor, int], Tensor] = words,
+    has_zeros_in_bytes: bool = False,
 ) -> Pack:
     def pack(weight: Tensor) -> Stored:
         codes, scale, zeros, numbers = grouped(weight, bits, group, symmetric)
@@ -131,7 +135,9 @@ def packed(
             "weight_scale": scale.half(),
             "weight_shape": torch.tensor(weight.shape),
         }
-        if not symmetric:
+        if has_zeros_in_bytes:
+            tensors["weight_zero_point"] = (zeros - 2 ** (bits - 1)).to(torch.int8)
+        elif not symmetric:
             tensors["weight_zero_point"] = words(zeros.t(), bits).t()
         return tensors, numbers
 
@@ -337,6 +343,24 @@ METHODS = {
         group_config("pack-quantized", **INT4 | {"num_bits": 3, "symmetric": False}),
         packed(3, 32, False, padded_words),
         "INT4_ZEROS",
+        (DOWN,),
+    ),
+    "packed_4_zeros_in_bytes": Method(  # before 0.9.4
+        group_config("pack-quantized", **INT4 | {"group_size": 64, "symmetric": False}),
+        packed(4, 64, False, padded_words, True),
+        "INT4_ZEROS",
+        (DOWN,),
+    ),
+    "packed_3_zeros_in_bytes": Method(
+        group_config("pack-quantized", **INT4 | {"num_bits": 3, "symmetric": False}),
+        packed(3, 32, False, padded_words, True),
+        "INT4_ZEROS",
+        (DOWN,),
+    ),
+    "packed_8_zeros_in_bytes": Method(
+        group_config("pack-quantized", **INT8 | {"symmetric": False}),
+        packed(8, -1, False, padded_words, True),
+        None,
         (DOWN,),
     ),
     "packed_7_padded": Method(

@@ -88,6 +88,8 @@ def test_modules_may_have_formats_of_their_own() -> None:
         ("down_proj", "must hold pattern=format, .* not 'down_proj'"),
         ("*.down_proj=int3", r"the format of '\*.down_proj' must be one of none, fp8"),
         ("*.q_proj=int8", r"'\*.q_proj' matches no linear layer .* qkv_proj, o_proj, gate_up_proj"),
+        ("q_proj=int8,down_proj=int8", r"such as 'model.layers.0.self_attn.qkv_proj', which "),
+        ("lm_head=int8,down_proj=int8", r"'model.layers.0.mlp.down_proj', which '\*.down_proj' m"),
     ],
 )
 def test_wrong_overrides_are_refused_before_memory_is_taken(overrides: str, message: str) -> None:

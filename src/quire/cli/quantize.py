@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from quire.cli.verification import (
     tasks_of,
     tokenizer_of,
 )
+from quire.compat.own_values import own_value
 from quire.compress.recipe import FORMATS, METHODS, Recipe
 from quire.errors import CheckpointError, ConfigError
 from quire.models.config.quality_report import QualityLimits, read_report
@@ -53,7 +55,10 @@ def make_parser() -> CommandParser:
         instead="name the new folder by --out, and the method by --method",
     )  # fmt: skip
     parser.add_argument("model", nargs="?", metavar="MODEL", help="folder, or name on the hub")
-    parser.add_argument("--method", choices=METHODS, help="how weights are rounded (needed)")
+    parser.add_argument(
+        "--method", choices=METHODS, type=partial(own_value, "method"),
+        help="how weights are rounded (needed)",
+    )  # fmt: skip
     parser.add_argument(
         "--out", "-o", "--output", metavar="DIR", help="folder of the new checkpoint (needed)"
     )

@@ -8,11 +8,13 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.model_speed import Speed, measure_speed
 from quire.cli.options import CommandParser
+from quire.compat.own_values import own_value
 from quire.errors import ConfigError
 from quire.models.config.quality_report import QUALITY_FILE, QualityLimits, replacement_problem
 from quire.processes import exit_on_interrupt
@@ -58,7 +60,10 @@ def add_verification_options(parser: CommandParser) -> None:
     parser.add_toggle(
         "--speed", "also measure tokens per second and memory of both models (default: on)"
     )
-    parser.add_argument("--device", choices=DEVICES, help="device to run on (default: auto)")
+    parser.add_argument(
+        "--device", choices=DEVICES, type=partial(own_value, "device"),
+        help="device to run on (default: auto)",
+    )  # fmt: skip
     parser.add_switch("--json", "print JSON")
 
 
@@ -69,12 +74,15 @@ def limits_of(args: Namespace) -> QualityLimits:
 
 
 def folder_of(model: str) -> Path:
-    """The folder of a model's files. Raises CheckpointError."""
+    """The folder of a model's safetensors files. Raises CheckpointError, also for a GGUF file."""
     from quire.hub import resolve_model
+    from quire.models.checkpoints.checkpoint import find_files
     from quire.models.config.model_config import ModelConfig
 
     ModelConfig.from_folder(resolve_model(model, weights=False))  # before weights are downloaded
-    return resolve_model(model)
+    folder = resolve_model(model)
+    find_files(folder)
+    return folder
 
 
 def device_of(args: Namespace) -> torch.device:

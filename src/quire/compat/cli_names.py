@@ -1,4 +1,4 @@
-"""Options of other engines' command lines, for `generate` and `chat`."""
+"""Options of other engines' command lines, for `generate`, `chat` and `quantize`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from quire.compat.foreign_name import DEFAULT, ForeignName, alias, each, no_effe
 _L = "llama.cpp"
 _O = "Ollama"
 _V = "vLLM"
+_Q = "AutoAWQ, AutoRound, GPTQModel, llm-compressor"
+_BY_METHOD = "each method of `quire quantize` has its own"
+_FOR_BITS = (
+    "use --method int8, smoothquant or fp8 for 8 bits, and rtn, awq, gptq, autoround, nf4 or mxfp4 "
+    "for 4"
+)
 _MODES = "a command has one mode: `quire chat` or `quire generate`"
 _PLAIN = "answers are plain text on standard output"
 _SERVER = "the model is loaded by the command itself"
@@ -47,9 +53,21 @@ CLI_NAMES: tuple[ForeignName, ...] = (
           fix="use default_chat_template_kwargs with what it reads"),
     only("hidethinking", _O, (False,), "reasoning is a part of the answer",
          "use `quire serve`, which tells them apart", arity="switch"),
-    only("bits", "AutoRound, GPTQModel", (), "each method of `quire quantize` has its own",
-         "use --method int8, smoothquant or fp8 for 8 bits, and rtn, awq, gptq, autoround, nf4 or "
-         "mxfp4 for 4", "--wbits"),
+    only("bits", _Q, (), _BY_METHOD, _FOR_BITS, "--wbits", "--w-bit", "--num-bits"),
+    only("scheme", _Q, (), _BY_METHOD, _FOR_BITS),
+    alias("quantization", "method", _V),
+    alias("desc_act", "act_order", _Q, values={True: "group", False: "off"}, arity="switch"),
+    alias("actorder", "act_order", _Q, values={"weight": "static"}),
+    alias("sym", "symmetric", _Q, values={True: True, False: False}, arity="switch"),
+    alias("asym", "symmetric", _Q, "--zero-point", values={True: False, False: True},
+          arity="switch"),
+    alias("q_group_size", "group_size", _Q, "--groupsize"),
+    alias("dataset", "calibration", _Q),
+    alias("nsamples", "samples", _Q, "--num-calibration-samples", "--num-samples"),
+    alias("seqlen", "seq_len", _Q, "--max-seq-length"),
+    alias("iters", "steps", _Q),
+    alias("damp_percent", "damping", _Q, "--dampening-frac"),
+    alias("smoothing_strength", "smoothing", _Q),
     only("url", _V, (), _SERVER, "ask a running server over HTTP"),
     only("server_base", _L, (), _SERVER, "ask a running server over HTTP"),
     only("model_name", _V, (), _SERVER, "name its folder, or its name on the hub, as MODEL"),

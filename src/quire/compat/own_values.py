@@ -18,7 +18,7 @@ _LLAMA3 = ("llama3_json", "llama4_json", "llama", "llama_3")
 _THINK = ("qwen3", "deepseek_r1", "deepseek-r1", "deepseek", "qwq", "qwen3-thinking", "glm45",
           "granite", "hunyuan_a13b")  # fmt: skip
 
-_CASELESS = ("quantization", "dtype", "kv_cache_dtype", "log_level", "device")
+_CASELESS = ("quantization", "dtype", "kv_cache_dtype", "log_level", "device", "method")
 # settings that are a JSON object, which a YAML file has as a map
 _JSON = ("default_chat_template_kwargs", "override_generation_config")
 # of vLLM's `quantization`: what the checkpoint itself is
@@ -93,6 +93,21 @@ _NO_TEMPLATE = (
     "use a file, such as ./template.jinja, or the template itself"
 )
 
+# what libraries call the results of `quire quantize --method`, which several methods may make
+_METHODS_OF = {
+    "int4 w4a16 w4a16_asym": "use 'awq', 'gptq', 'autoround' or 'rtn', which needs no text",
+    "w8a16 int8_w8a16": "INT8 beside 16-bit activations is made at load; serve the 16-bit model "
+    "with quantization 'w8a16', or use 'fp8' with weight_only",
+    "nvfp4 fp4": "such checkpoints are read, not made; use 'mxfp4'",
+    "gguf": "GGUF files are read, not made; use another method, or llama.cpp's llama-quantize",
+    "bnb bitsandbytes bnb_4bit": "use 'nf4', which is its type of 4 bits, or 'int8'",
+    "compressed-tensors llm-compressor": "it is a format; use 'rtn', 'gptq', 'awq' or 'autoround' "
+    "with format 'compressed-tensors', or 'int8' or 'fp8'",
+    "w4a8 int3 int2": "weights have 8 or 4 bits, and activations beside 4 bits have 16; use "
+    "'int8', or 'awq', 'gptq' or 'autoround' for 4 bits",
+    "hqq aqlm quip spqr squeezellm eetq torchao quanto": "use 'awq', 'gptq' or 'autoround'",
+}
+
 _FIRST_GPU = "the first visible GPU is used; use 'cuda', and set CUDA_VISIBLE_DEVICES="
 
 OWN_VALUES: Mapping[str, Mapping[Any, Any]] = {
@@ -103,6 +118,8 @@ OWN_VALUES: Mapping[str, Mapping[Any, Any]] = {
     "kv_cache_dtype": {"auto": "auto", "f16": "auto", "bf16": "auto", "q8_0": "int8",
                        "int8_per_token_head": "int8"},
     "generation_config": {"vllm": "none"},
+    "method": {"auto-round": "autoround", "auto_round": "autoround", "signround": "autoround",
+               "w8a8": "int8", "w8a8_int8": "int8", "fp8_dynamic": "fp8", "w8a8_fp8": "fp8"},
     "device": {"gpu": "cuda", "cuda:0": "cuda", "cuda0": "cuda", "none": "cpu"},
     "threads": {-1: DEFAULT, 0: DEFAULT},
     "max_model_len": {-1: DEFAULT, "auto": DEFAULT},
@@ -132,6 +149,7 @@ REFUSED_VALUES: Mapping[str, Mapping[str, str]] = {
             "it runs on CPUs and NVIDIA GPUs; use 'cpu', or 'cuda'",
         ),
     },
+    "method": {name: fix for names, fix in _METHODS_OF.items() for name in names.split()},
     "load_format": dict.fromkeys(("pt", "npcache", "tensorizer", "sharded_state"), _NO_PICKLE),
 }
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from quire.compress.layer_stream import Notify
@@ -91,13 +92,30 @@ def check_pair(base: Path, quantized: Path) -> None:
             f"quantized: {name} is not quantized; name the 16-bit model first, and then its "
             "quantized copy"
         )
-    if parts_beside(base, quantized, torch.device("cpu")).spec != configs[quantized].spec:
+    specs = parts_beside(base, quantized, torch.device("cpu")).spec, configs[quantized].spec
+    if specs[0] != specs[1]:
+        found = _first_difference(*map(msgspec.to_builtins, specs))
         raise ConfigError(
-            f"base and quantized ({name}) have different layers; name a model and its quantized "
-            "copy"
+            f"base and quantized ({name}) have different layers ({found}); name a model and its "
+            "quantized copy"
         )
     for folder, config in configs.items():
         check_tensors(folder, config)
+
+
+def _first_difference(base: Any, quantized: Any, name: str = "model") -> str:
+    """The first value of two models' specs that differs, for messages."""
+    pairs = list[tuple[str, Any, Any]]()
+    if isinstance(base, dict) and isinstance(quantized, dict):
+        pairs = [(f"{name}.{key}", each, quantized.get(key)) for key, each in base.items()]
+    elif isinstance(base, list | tuple) and isinstance(quantized, list | tuple):
+        if len(base) != len(quantized):
+            return f"{name}: {len(base)} and {len(quantized)} of them"
+        pairs = [(f"{name}.{i}", *each) for i, each in enumerate(zip(base, quantized, strict=True))]
+    for own, one, other in pairs:
+        if one != other:
+            return _first_difference(one, other, own)
+    return f"{name}: {base!s:.60} and {quantized!s:.60}"
 
 
 def check_writable(quantized: Path) -> None:

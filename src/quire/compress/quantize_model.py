@@ -38,6 +38,7 @@ from quire.models.checkpoint_formats.quantization_config import read_checkpoint_
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaDecoderLayer
 from quire.models.loading.loader import check_tensors
+from quire.quantization.scheme import matching_name
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +218,11 @@ class Quantization:
         used |= {p for p in self.recipe.ignore for name in heads if fnmatchcase(name, p)}
         unused = [pattern for pattern in self.recipe.ignore if pattern not in used]
         if unused:
-            raise ConfigError(f"ignore: no linear layer is named {unused[0]!r}; correct the name")
+            modules = [module for item in self._linears() for module in self._modules(*item)]
+            raise ConfigError(
+                f"ignore: no linear layer is named {unused[0]!r}; correct the pattern: names are "
+                f"such as {matching_name(unused[0], modules)}"
+            )
         return found + head, problems
 
     def _linears(self) -> Iterator[tuple[int, LinearSpec]]:

@@ -5,6 +5,7 @@ No torch: the memory plan asks for bytes before anything is loaded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Protocol
@@ -142,5 +143,21 @@ def check_patterns(scheme: Scheme, modules: Collection[str]) -> None:
             known = dict.fromkeys(module.rpartition(".")[2] for module in modules)
             raise ConfigError(
                 f"quantization_overrides: {pattern!r} matches no linear layer of the model; their "
-                f"names are such as {next(iter(modules))!r} and end with {', '.join(known)}"
+                f"names are such as {matching_name(pattern, modules)}, and end with "
+                f"{', '.join(known)}"
             )
+
+
+def matching_name(pattern: str, modules: Collection[str]) -> str:
+    """A module and a pattern that matches it, for the message on a pattern that matches none.
+
+    They have the last of its words that a module has: of `down_proj` and of the regular expression
+    `re:.*down_proj`, '*.down_proj'.
+    """
+    words = re.findall(r"\w+", pattern.removeprefix("re:"))
+    tails = [".".join(words[start:]) for start in range(len(words))]
+    patterns = [found for tail in tails for found in (f"*.{tail}", f"*.{tail}.*")]
+    first = next(iter(modules))
+    known = (first, f"*{first[first.rfind('.') :]}")
+    pairs = ((m, found) for found in patterns for m in modules if fnmatchcase(m, found))
+    return "{!r}, which {!r} matches".format(*next(pairs, known))

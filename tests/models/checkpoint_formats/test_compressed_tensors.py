@@ -17,8 +17,10 @@ from harmed_checkpoints import (
     spoil,
 )
 from harness import PagedModel, load_folder
-from quantized_checkpoints import METHODS, Change, write_quantized
+from quantized_checkpoints import METHODS, Change, padded_words, words, write_quantized
 from torch import Tensor
+
+from quire.models.checkpoint_formats.stored_packed import PackedLinear
 
 
 def group_of(**weights: Any) -> Change:
@@ -50,6 +52,16 @@ def dense_zeros(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
     for name in [name for name in tensors if name.endswith("weight_zero_point")]:
         n, groups = tensors[name.replace("_zero_point", "_scale")].shape
         tensors[name] = torch.zeros(n * 3 // 32, groups, dtype=torch.int32)
+
+
+def few_zeros(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+    """Bytes in the shape of words."""
+    for name in [name for name in tensors if name.endswith("weight_zero_point")]:
+        tensors[name] = tensors[name].to(torch.int8)
+
+
+def large_zero(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+    tensors["model.layers.0.mlp.up_proj.weight_zero_point"][0, 0] = 4
 
 
 def uncompressed(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
@@ -164,6 +176,8 @@ test_what_does_not_fit_compressed_tensors_is_refused_by_name = refusals(
     ("int4_bytes", group_of(group_size=64), r"weight_scale .*its shape is .*, not the .* quan"),
     ("packed_3_padded", dense_zeros, "and weight_packed are packed in different ways; download"),
     ("packed_3_padded", drop("weight_shape"), r"missing: .*up_proj.weight_shape"),
+    ("packed_zeros", few_zeros, "and weight_packed are packed in different ways; download"),
+    ("packed_3_zeros_in_bytes", large_zero, "its weight_zero_point has codes of more than 3 bits"),
     ("packed", other_shape, r"proj: its weight_shape is \[\d+, \d+\], but weight_packed is"),
     ("packed_3_padded", more_inputs, r"proj: its weight_shape is \[\d+, \d+\], but weight_p"),
     ("packed", configure(ignore=["re:("]), r"ignore holds '\(', which is not a regular"),
@@ -179,3 +193,16 @@ test_what_does_not_fit_compressed_tensors_is_refused_by_name = refusals(
         r"up_proj: its weight_scale has a number that is not finite",
     ),
 )
+
+
+@pytest.mark.parametrize("bits", [3, 5, 6, 7])
+def test_codes_of_ambiguous_packing_are_refused(bits: int) -> None:
+    """Equal numbers of words do not say which; codes of one word are the same in both."""
+    linear = PackedLinear("config_groups.group_0", bits, -1, is_symmetric=True, rounds=False)
+    both = [k for k in range(2, 400, 2) if linear.problem(8, k)]
+    assert both
+    for k in range(2, 400, 2):
+        codes = torch.full((1, k), 2**bits - 1, dtype=torch.uint8)
+        dense, padded = words(codes, bits), padded_words(codes, bits)
+        assert (k in both) == (dense.shape == padded.shape and not dense.equal(padded))
+    assert all(k % 32 for k in both)

@@ -9,6 +9,7 @@ points, so that their numbers stay the same.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -150,6 +151,17 @@ def words_as_rows(words: Tensor, bits: int, *, padded: bool = False) -> Tensor:
         return rows
     codes = _from_words(words, bits) if padded else _from_stream(rows, bits)
     return packed(codes + code_offset(bits), row_bits(bits))
+
+
+def unsigned(name: str, tensors: Mapping[str, Tensor], bits: int) -> Tensor:
+    """Signed codes, a byte each, in the range of rows, uint8. Raises ValueError for larger ones."""
+    codes, half = tensors[name], 1 << bits - 1
+    if int(codes.min()) < -half or int(codes.max()) >= half:
+        raise ValueError(
+            f"its {name} has codes of more than {bits} bits; take the config.json of the checkpoint"
+        )
+    wide = row_bits(bits)
+    return codes.view(torch.uint8) + (1 << wide - 1) & (1 << wide) - 1
 
 
 def code_offset(bits: int) -> int:

@@ -98,23 +98,10 @@ class GroupedBytesLinear(IntegerLinear):
 
     def integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
         """See `IntegerLinear`."""
-        from quire.models.checkpoint_formats.integer_rows import IntegerRows, packed
+        from quire.models.checkpoint_formats.integer_rows import IntegerRows, packed, unsigned
 
         bits, zeros = row_bits(self.bits), None
         if not self.is_symmetric:
-            zeros = self._unsigned("weight_zero_point", tensors)
-        rows = packed(self._unsigned("weight", tensors), bits)
+            zeros = unsigned("weight_zero_point", tensors, self.bits)
+        rows = packed(unsigned("weight", tensors, self.bits), bits)
         return IntegerRows(rows, tensors["weight_scale"], zeros, bits, rounds=self.rounds)
-
-    def _unsigned(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Bytes in the range of rows, uint8. Raises ValueError for those of more bits."""
-        import torch
-
-        codes, half = tensors[name], 1 << self.bits - 1
-        if int(codes.min()) < -half or int(codes.max()) >= half:
-            raise ValueError(
-                f"its {name} has codes of more than {self.bits} bits; take the config.json of the "
-                "checkpoint"
-            )
-        wide = row_bits(self.bits)
-        return codes.view(torch.uint8) + (1 << wide - 1) & (1 << wide) - 1

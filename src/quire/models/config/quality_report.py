@@ -68,11 +68,11 @@ class QualityLimits(msgspec.Struct, frozen=True):
                     f"{'or ' if words else ''}limits such as perplexity=0.01,cosine=0.99 of "
                     f"{', '.join(known)}, not {text!r}"
                 ) from None
-        for name in ("cosine", "same_top_1"):
-            if values.get(name, 0.0) > 1.0:  # perhaps in percent; no model would reach it
-                raise ConfigError(
-                    f"{option}: {name} is at most 1, not {values[name]:g}; write 99 % as 0.99"
-                )
+        for name, limit in values.items():  # perhaps in percent: too strict or too loose for any
+            is_rise = name == "perplexity"  # whose 1 would be 1 % rather than twice as much
+            if limit > 1.0 or (is_rise and limit == 1.0):
+                most, example = ("below", "5 % as 0.05") if is_rise else ("at most", "99 % as 0.99")
+                raise ConfigError(f"{option}: {name} is {most} 1, not {limit:g}; write {example}")
         return cls(**values, named=tuple(values))
 
     def failures(self, report: Mapping[str, Any]) -> list[str]:
@@ -152,7 +152,19 @@ def read_report(folder: Path) -> dict[str, Any] | None:
         _check_figure(report.section(part), key)
     for key in ("base", "not_finite"):
         report.text(key, "")
+    if not failures and (lost := _limits_of(report).failures(report.values)):
+        raise report.wrong("passed", f"is true, but {lost[0]}; {again}")
     return report.values
+
+
+def _limits_of(report: ConfigFile) -> QualityLimits:
+    """The limits that a report was held to. Raises CheckpointError."""
+    limits, known = report.section("limits"), dict[str, float]()
+    for name in QualityLimits().record():
+        _check_figure(limits, name)
+        if limits is not None and (limit := limits.get(name)) is not None:
+            known[name] = limit
+    return msgspec.structs.replace(QualityLimits(), **known)
 
 
 def replacement_problem(folder: Path, tokens: int, limits: QualityLimits) -> str | None:
