@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 
@@ -48,7 +49,27 @@ def rows_of(found: CodebookFormat, n: int, k: int) -> CodebookWeight:
     """A random weight in canonical rows, with all codes and scales of some sizes."""
     plain = normal(n, k, dtype=torch.float32, seed=n) * torch.logspace(-3, 1, n)[:, None]
     rows: CodebookWeight = moved(found.round_rows(plain))
+    if rows.row_scale is not None:  # as of rows that are small beside the whole weight
+        by = torch.where(torch.arange(n, device=rows.codes.device) % 2 == 0, 1.0, 2.0**-9)
+        small = (rows.scale.float() * by[:, None]).to(rows.scale.dtype)
+        rows = replace(rows, scale=small, row_scale=rows.row_scale / by)
     return rows
+
+
+def test_small_rows_of_nvfp4_have_all_their_digits_in_fp8() -> None:
+    rows = rows_of(NVFP4, 16, 256)
+    words, numbers = packed(rows), NVFP4.dequantize(rows)
+    out = moved(torch.empty(16, 256, dtype=torch.float8_e4m3fn))
+    found = dequantize_int4(words, out).float() * words.row_scale[:, None]
+    assert ((found - numbers).norm(dim=1) < 0.03 * numbers.norm(dim=1)).all()
+
+
+def test_scales_of_rows_need_not_be_contiguous() -> None:
+    rows = rows_of(NVFP4, 16, 256)
+    own = torch.stack([rows.row_scale, rows.row_scale], dim=1)[:, 0]  # type: ignore[list-item]
+    out = moved(torch.empty(16, 256))
+    found = dequantize_int4(packed(replace(rows, row_scale=own)), out)
+    assert torch.equal(found, NVFP4.dequantize(rows))
 
 
 def packed(weight: CodebookWeight) -> Int4Words:

@@ -268,6 +268,12 @@ def test_few_rows_fit_one_round(model: str, group: int, kind: str, rows: int) ->
             assert 1 <= fitting_programs(memory, spare=2048) <= most, linear
 
 
+def test_integers_in_groups_of_16_have_no_words() -> None:
+    weight = quantize_int4(torch.randn(8, 256), 16, hadamard=False)
+    with pytest.raises(AssertionError):
+        int4_weight.pack_int4(weight)
+
+
 @pytest.mark.parametrize("rows", [12, 16, 24, 32])
 @pytest.mark.parametrize("kind", ["int4", "bytes"])
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from quire.core.layer_spec import LinearPart, LinearSpec
 from quire.kernels import reference
 from quire.kernels.byte_operands import ByteWeight
 from quire.kernels.dispatch import kernels_for
+from quire.kernels.formats.fp4 import NVFP4
 from quire.kernels.operands import (
     CodebookWeight,
     Int4Weight,
@@ -128,3 +129,18 @@ def test_exponents_of_scaled_rows_stay_in_their_range() -> None:
         found = scale_rows(rows, torch.tensor([factor]))
         assert isinstance(found, CodebookWeight)
         assert found.scale.flatten().tolist() == wanted
+
+
+def test_rows_of_nvfp4_are_scaled_by_their_own_scale() -> None:
+    """Their scales of groups are in e4m3, which multiplies nothing."""
+    rows = NVFP4.round_rows(torch.randn(4, 64))
+    factors = torch.tensor([0.25, 1.0, 2.0, 4.0])
+    expected = NVFP4.dequantize(rows) * factors[:, None]
+    found = scale_rows(rows, factors)
+    assert isinstance(found, CodebookWeight)
+    assert torch.equal(NVFP4.dequantize(found), expected)
+    found = scale_rows(rows, torch.tensor([2.0]))
+    assert isinstance(found, CodebookWeight)
+    assert torch.equal(NVFP4.dequantize(found), NVFP4.dequantize(rows) * 2.0)
+    with pytest.raises(LookupError, match=r"row_scale has the shape \[1\], not \[4\]"):
+        NVFP4.size_of(replace(rows, row_scale=torch.ones(1)))  # type: ignore[call-arg]

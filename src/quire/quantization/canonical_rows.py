@@ -48,6 +48,9 @@ def scale_rows(weight: LoadedWeight, factors: Tensor) -> LoadedWeight:
     if isinstance(weight, torch.Tensor):
         wide = weight.float() if weight.dtype == torch.float16 else weight
         return wide * _beside(factors, wide)
+    own: Any = weight.tensors.get("row_scale")
+    if own is not None:
+        return replace(weight, row_scale=own * _beside(factors, own))  # type: ignore[call-arg]
     scale: Any = weight.scale
     if scale.dtype == torch.uint8:  # exponents of two; 255 stands for NaN
         moved = (scale + _beside(factors, scale).log2()).clamp(0, 254).to(torch.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from codebook_checkpoints import E2M1
 from gpu_marks import capability_here
 from harness import PagedModel, load_folder
 from quantized_checkpoints import write_quantized
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from quire.config import ModelSettings
 from quire.kernels.dispatch import kernels_for
@@ -64,9 +65,31 @@ def test_codes_stay_codes_on_every_gpu(
         assert scheme.format_for(MODULE, "layer", 128, 128) == expected
 
 
-@NAMES
+def add_kv_scales(folder: Path) -> None:
+    """Let a checkpoint have scales of keys and values, as ModelOpt's usually have."""
+    tensors = load_file(folder / "model.safetensors")
+    layers = {name.partition(".self_attn")[0] for name in tensors if ".self_attn." in name}
+    for layer in layers:
+        tensors[f"{layer}.self_attn.k_proj.k_scale"] = torch.tensor(4.0)
+        tensors[f"{layer}.self_attn.v_proj.v_scale"] = torch.tensor(8.0)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    scheme = {"num_bits": 8, "type": "float", "dynamic": False}
+    config["quantization_config"]["kv_cache_scheme"] = scheme
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("name", "has_kv_scales"),
+    [
+        ("nvfp4", False),
+        ("modelopt_nvfp4", False),
+        ("auto_round_nvfp4", False),
+        ("modelopt_nvfp4", True),
+    ],
+)
 def test_logits_are_those_of_the_numbers(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, has_kv_scales: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one token at a time, and of all at once; parts of fused weights differ in their scales."""
 
@@ -74,6 +97,8 @@ def test_logits_are_those_of_the_numbers(
         return choose_formats(settings, checkpoint, spec, "cuda", **options)
 
     write_quantized(name, tmp_path)
+    if has_kv_scales:
+        add_kv_scales(tmp_path)
     numbers, config = load_folder(tmp_path, prepared_weights="none", quantization="dequantized")
     monkeypatch.setattr(loader, "choose_formats", for_a_gpu)
     settings = ModelSettings(model=str(tmp_path))

@@ -74,10 +74,13 @@ class WeightFormat(ABC):
         (n, width), tensors = weight.codes.shape, weight.tensors
         k = int(width) * self.codes_per_byte
         groups = (n, k // self.spec.group) if self.spec.group else (n,)
-        for name in tensors.keys() & {"scale", "zeros"}:
+        wanted = {"scale": groups, "zeros": groups, "row_scale": (n,)}
+        for name in tensors.keys() & wanted:
             shape = tuple(tensors[name].shape)
-            if shape != groups:
-                raise LookupError(f"its {name} has the shape {list(shape)}, not {list(groups)}")
+            if shape != wanted[name]:
+                raise LookupError(
+                    f"its {name} has the shape {list(shape)}, not {list(wanted[name])}"
+                )
         return int(n), k
 
     def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:

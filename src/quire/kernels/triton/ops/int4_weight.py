@@ -32,12 +32,13 @@ _PIECE = 2**24  # codes that are packed at a time
 
 
 def pack_int4(weight: Int4Weight) -> Int4Words:
-    """Canonical rows, not rotated, as words. K: a multiple of the group, which is one of 32.
+    """Canonical rows, not rotated, as words. K: a multiple of the group.
 
-    In NVFP4, see `pack_codebook`, the group is 16.
+    The group is a multiple of 32, or 16 with scales in bytes (NVFP4's, see `pack_codebook`).
     """
     assert not weight.hadamard  # no scheme of a GPU rotates
-    assert weight.group % 16 == 0  # codes in other groups become numbers while they are read
+    # codes in other groups become numbers while they are read
+    assert weight.group % 32 == 0 or (weight.group == 16 and weight.scale.dtype == torch.uint8)
     (n, half), group = weight.codes.shape, math.gcd(weight.group, 128)
     words = torch.cat([_words(weight.codes[rows]) for rows in few_rows(n, 2 * half, _PIECE)])
     scale = by_group(weight.scale, weight.group, group)
@@ -48,16 +49,32 @@ def pack_int4(weight: Int4Weight) -> Int4Words:
 
 def pack_codebook(weight: CodebookWeight) -> Int4Words:
     """Canonical rows of codes of a codebook as words."""
-    stored = weight.scale if weight.row_scale is None else weight.scale.view(torch.uint8)
+    stored, own = weight.scale, weight.row_scale
+    if own is not None:
+        stored, own = _lifted(stored, own)
     words = pack_int4(Int4Weight(weight.codes, stored, None, weight.group))
-    words = replace(words, codebook=weight.codebook, output_scale=weight.row_scale)
-    if weight.row_scale is not None:  # a number is at most 6 · 448 times its output's scale
-        return replace(words, by_bits=True, row_scale=weight.row_scale * FP8_DIVISOR.value)
+    words = replace(words, codebook=weight.codebook, output_scale=own)
+    if own is not None:  # a number is at most 6 · 448 times its output's scale
+        return replace(words, by_bits=True, row_scale=own * FP8_DIVISOR.value)
     by_bits = False
     if stored.dtype == torch.uint8:  # exponents of e2m1; 255 is no number in either way
         by_bits = not ((stored > _MOST_EXPONENT) & (stored < 255)).any().item()
     row_scale = row_scales(words.scale, None, weight.codebook)
     return replace(words, by_bits=by_bits, row_scale=row_scale)
+
+
+def _lifted(scale: Tensor, row_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """NVFP4's scales as bytes, times the power of two that e4m3 has the room for in their row.
+
+    The row's own is divided by it. So numbers in FP8 have all their digits in rows that are small
+    beside the whole weight.
+    """
+    wide = scale.float()
+    largest = wide.abs().amax(dim=1)
+    most = torch.finfo(torch.float8_e4m3fn).max
+    lift = (most / torch.where(largest == 0.0, most, largest)).log2().floor().exp2()
+    lifted = (wide * lift[:, None]).to(torch.float8_e4m3fn).view(torch.uint8)
+    return lifted, (row_scale / lift).contiguous()
 
 
 @functools.cache
